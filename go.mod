@@ -1,0 +1,3 @@
+module github.com/go-zklock/zklock
+
+go 1.25
