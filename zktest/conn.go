@@ -1,0 +1,251 @@
+package zktest
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+)
+
+// Imitates ZooKeeper 3.8 and 3.9: NIOServerCnxn. One goroutine reads a connection and one writes it; everything
+// between them happens under the cluster's lock.
+
+// conn is the server's side of one client connection.
+type conn struct {
+	s      *Server
+	nc     net.Conn
+	id     int64
+	client string // the name given to Dialer
+	host   string // the client's address without the port
+
+	// Guarded by cl.mu.
+	session  int64
+	timeout  time.Duration // granted
+	ready    bool          // the connect exchange is over
+	readOnly bool          // the client's connect request had the readOnly field, so its answer has it too
+	auth     []authID
+	queue    []*request // in the order of arrival, answered in that order
+	dead     bool       // out of the server's books; the socket may outlive it
+	killed   bool       // close the socket now, whatever holds it
+	aborted  bool       // close the socket without sending what is left
+	muted    bool       // nothing is sent any more
+	out      []frame
+	changed  chan struct{} // closed and replaced when reader or writer should look again
+	stats    connStats
+}
+
+// frame is one message to the client.
+type frame struct {
+	b     []byte
+	at    time.Time // not to be sent before, if set
+	close bool      // close the socket instead
+}
+
+// accept takes over a connection; mu is held.
+func (s *Server) accept(nc net.Conn, client string) {
+	host, _, err := net.SplitHostPort(nc.RemoteAddr().String())
+	if err != nil {
+		host = nc.RemoteAddr().String()
+	}
+	c := &conn{s: s, nc: nc, id: s.lastConn, client: client, host: host, changed: make(chan struct{})}
+	c.auth = []authID{{"ip", host}}
+	c.stats.established = time.Now()
+	c.stats.lastCxid = -1
+	s.conns[c] = struct{}{}
+	s.sockets[c] = struct{}{}
+	s.cl.wg.Add(2)
+	go c.read()
+	go c.write()
+}
+
+// notify wakes reader and writer; mu is held.
+func (c *conn) notify() {
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// push queues a message; mu is held.
+func (c *conn) push(f frame) {
+	if c.dead || c.muted {
+		return
+	}
+	c.out = append(c.out, f)
+	c.notify()
+}
+
+// finish ends the connection after everything queued so far has been sent; mu is held.
+func (c *conn) finish(reason string) {
+	if c.dead {
+		return
+	}
+	c.out = append(c.out, frame{close: true})
+	c.forget(reason)
+}
+
+// drop ends the connection at once; mu is held.
+func (c *conn) drop(reason string) {
+	if c.dead {
+		return
+	}
+	c.aborted = true
+	c.forget(reason)
+}
+
+// forget takes the connection and its watches off the server's books. The socket is left to the writer, since a
+// fault may keep its end from the client.
+func (c *conn) forget(reason string) {
+	c.dead = true
+	delete(c.s.conns, c)
+	c.s.watches.removeAll(c)
+	c.s.logf("connection %d (session %#x) ends: %s", c.id, uint64(c.session), reason)
+	c.notify()
+}
+
+// kill closes the socket whatever else is going on; mu is held.
+func (c *conn) kill() {
+	if !c.dead {
+		c.dead = true
+		delete(c.s.conns, c)
+		c.s.watches.removeAll(c)
+	}
+	c.killed = true
+	c.notify()
+}
+
+// write sends what is queued, in order. It alone closes the socket.
+func (c *conn) write() {
+	mu := &c.s.cl.mu
+	defer c.s.cl.wg.Done()
+	defer func() {
+		mu.Lock()
+		delete(c.s.sockets, c)
+		mu.Unlock()
+		c.nc.Close()
+	}()
+	for {
+		mu.Lock()
+		var until time.Time
+		switch {
+		case c.killed:
+			mu.Unlock()
+			return
+		case c.s.paused || c.s.holds(c, ServerToClient):
+		case c.aborted:
+			mu.Unlock()
+			return
+		case len(c.out) > 0 && c.out[0].at.After(time.Now()):
+			until = c.out[0].at
+		case len(c.out) > 0:
+			f := c.out[0]
+			c.out = c.out[1:]
+			mu.Unlock()
+			if f.close {
+				return
+			}
+			if _, err := c.nc.Write(f.b); err != nil {
+				mu.Lock()
+				c.drop("write: " + err.Error())
+				mu.Unlock()
+			}
+			continue
+		}
+		ch := c.changed
+		mu.Unlock()
+		pause(ch, until)
+	}
+}
+
+// hold waits while something keeps the server from hearing this connection, or until it is over.
+func (c *conn) hold(ready bool) (ok bool) {
+	mu := &c.s.cl.mu
+	for {
+		mu.Lock()
+		if c.dead {
+			mu.Unlock()
+			return false
+		}
+		if !c.s.paused && !c.s.holds(c, ClientToServer) && (c.ready || !ready) {
+			mu.Unlock()
+			return true
+		}
+		ch := c.changed
+		mu.Unlock()
+		<-ch
+	}
+}
+
+// read takes requests off the socket and hands them in, one after another.
+func (c *conn) read() {
+	defer c.s.cl.wg.Done()
+	err := c.readFrames()
+	// A black hole also swallows the end of the connection.
+	if !c.hold(false) {
+		return
+	}
+	c.s.cl.mu.Lock()
+	defer c.s.cl.mu.Unlock()
+	if errors.Is(err, io.EOF) {
+		c.drop("closed by the client")
+		return
+	}
+	c.drop(err.Error())
+}
+
+func (c *conn) readFrames() error {
+	first := true
+	for {
+		var word [4]byte
+		if _, err := io.ReadFull(c.nc, word[:]); err != nil {
+			return err
+		}
+		n := int(int32(binary.BigEndian.Uint32(word[:])))
+		if first && isCommand(string(word[:])) {
+			if !c.hold(false) {
+				return io.EOF
+			}
+			c.s.cl.mu.Lock()
+			c.command(string(word[:]))
+			c.s.cl.mu.Unlock()
+			return io.EOF
+		}
+		if n < 0 || n > c.s.cfg.JuteMaxBuffer {
+			return fmt.Errorf("frame of %d bytes is malformed or larger than jute.maxbuffer=%d", n, c.s.cfg.JuteMaxBuffer)
+		}
+		body, err := readBody(c.nc, n)
+		if err != nil {
+			return fmt.Errorf("frame of %d bytes: %w", n, err)
+		}
+		if !c.hold(!first) {
+			return io.EOF
+		}
+		if err := c.receive(first, body); err != nil {
+			return err
+		}
+		first = false
+	}
+}
+
+// receive deals with one frame.
+func (c *conn) receive(first bool, body []byte) error {
+	mu := &c.s.cl.mu
+	mu.Lock()
+	defer mu.Unlock()
+	c.stats.received++
+	c.s.stats.received++
+	if !c.s.serving() {
+		return errors.New("server is not serving")
+	}
+	d := &decoder{b: body}
+	if first {
+		return c.connect(d)
+	}
+	xid, op := d.int32(), Op(d.int32())
+	if d.err != nil {
+		return fmt.Errorf("request header: %w", d.err)
+	}
+	c.stats.lastCxid, c.stats.lastOp = int64(xid), op
+	c.handle(xid, op, d)
+	return nil
+}

@@ -1,0 +1,123 @@
+package zktest
+
+// Imitates ZooKeeper 3.8 and 3.9: ZooKeeperServer.submitRequest, UnimplementedRequestProcessor and the order in
+// which CommitProcessor answers one session: a read waits for the writes that came before it.
+
+// request is one request of a client between its arrival and its answer.
+type request struct {
+	c       *conn
+	op      Op
+	xid     int32
+	session int64
+	owner   *Server // the server it came in on
+	auth    []authID
+	body    *decoder
+
+	done  bool
+	reply []byte
+	after func() // runs once the reply has been queued
+}
+
+// handle starts a request; mu is held.
+func (c *conn) handle(xid int32, op Op, d *decoder) {
+	s := c.s
+	counted := op
+	if _, known := opNames[op]; !known || op == OpCreateSession || op <= OpConnect {
+		counted = OpUnknown
+	}
+	s.cl.ops.count(counted)
+	if op == OpSetAuth {
+		c.setAuth(xid, d)
+		return
+	}
+	if !s.touch(c) {
+		return // the session is gone; the real server drops the request without an answer too
+	}
+	if counted == OpUnknown || op == OpDeleteContainer {
+		e := newEncoder()
+		e.header(xid, -1, CodeUnimplemented)
+		c.push(frame{b: e.frame()})
+		c.finish("unknown operation " + op.String())
+		return
+	}
+	r := &request{c: c, op: op, xid: xid, session: c.session, owner: s, body: d}
+	r.auth = append(r.auth, c.auth...)
+	c.enqueue(r)
+}
+
+// enqueue puts the request into the connection's order and starts it; mu is held.
+func (c *conn) enqueue(r *request) {
+	c.queue = append(c.queue, r)
+	switch {
+	case r.op == OpMulti:
+		c.s.cl.ops.countMulti(r.body.b)
+		c.s.submit(r)
+	case r.op.write() || r.op == OpSync:
+		c.s.submit(r)
+	default:
+		c.drain()
+	}
+}
+
+// drain answers what can be answered; mu is held.
+func (c *conn) drain() {
+	for len(c.queue) > 0 && !c.dead {
+		r := c.queue[0]
+		if !r.done {
+			if r.op.write() || r.op == OpSync || r.op == OpConnect {
+				return
+			}
+			r.read()
+		}
+		c.queue = c.queue[1:]
+		c.answer(r)
+	}
+}
+
+// answer sends the reply of a finished request; mu is held.
+func (c *conn) answer(r *request) {
+	if r.reply != nil {
+		c.push(frame{b: r.reply})
+		c.stats.sent++
+		c.s.stats.sent++
+	}
+	c.stats.lastZxid = c.s.tree.zxid
+	if r.after != nil {
+		r.after()
+	}
+}
+
+// complete marks a request that went to the leader as done and answers what waited for it; mu is held.
+func (r *request) complete(reply []byte) {
+	r.done, r.reply = true, reply
+	r.c.drain()
+}
+
+// submit sends a write or a sync to the leader; mu is held.
+func (s *Server) submit(r *request) {
+	if s.leads() {
+		s.cl.receive(r)
+		return
+	}
+	s.peer.up.send(func() { s.cl.receive(r) })
+}
+
+// receive is the leader taking up a request; mu is held.
+func (cl *cluster) receive(r *request) {
+	if r.op == OpSync {
+		cl.leader.answerSync(r)
+		return
+	}
+	if !cl.canCommit() {
+		cl.stalled = append(cl.stalled, func() { cl.receive(r) })
+		return
+	}
+	cl.process(r)
+}
+
+// fail answers a request with a code and nothing else; mu is held.
+func (r *request) fail(code Code) {
+	e := newEncoder()
+	e.header(r.xid, r.c.s.tree.zxid, code)
+	r.reply = e.frame()
+}
