@@ -139,7 +139,7 @@ func fixACL(list []ACL, ids []authID) ([]ACL, Code) {
 
 // setAuth adds an identity to the connection. A refusal is answered and then ends the connection. It does not touch
 // the session, as in the real server.
-func (c *conn) setAuth(xid int32, body *decoder) {
+func (c *conn) setAuth(xid int32, body *decoder, f *Fault) {
 	body.int32()
 	scheme, auth := body.string(), body.buffer()
 	if body.err != nil {
@@ -156,7 +156,7 @@ func (c *conn) setAuth(xid int32, body *decoder) {
 	default:
 		e.header(xid, 0, CodeAuthFailed)
 		c.s.logf("connection %d: no provider for auth scheme %q", c.id, scheme)
-		c.push(frame{b: e.frame()})
+		c.send(e.frame(), f)
 		c.finish("auth failed")
 		return
 	}
@@ -164,5 +164,5 @@ func (c *conn) setAuth(xid int32, body *decoder) {
 		c.auth = append(c.auth, id)
 	}
 	e.header(xid, 0, CodeOK)
-	c.push(frame{b: e.frame()})
+	c.send(e.frame(), f)
 }

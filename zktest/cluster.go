@@ -13,18 +13,21 @@ type cluster struct {
 	wake chan struct{}
 	stop chan struct{}
 
-	mu       sync.Mutex // held for short steps only, never across a wait
-	closed   bool
-	servers  []*Server
-	leader   *Server // nil while there is none
-	zxid     int64   // newest transaction: epoch<<32 | counter
-	log      []*txn  // in commit order; what every server has applied is cut off
-	logStart int64   // number of the first entry of log
-	sessions map[int64]*session
-	stalled  []func() // what a leader without a quorum would have committed
-	ops      Ops
-	alarms   alarmHeap
-	seq      uint64
+	mu        sync.Mutex // held for short steps only, never across a wait
+	closed    bool
+	servers   []*Server
+	leader    *Server // nil while there is none
+	zxid      int64   // newest transaction: epoch<<32 | counter
+	log       []*txn  // in commit order; what every server has applied is cut off
+	logStart  int64   // number of the first entry of log
+	sessions  map[int64]*session
+	stalled   []func() // what a leader without a quorum would have committed
+	preferred *Server  // wins the next election if it can be reached
+	faults    []*Fault
+	holes     []hole
+	ops       Ops
+	alarms    alarmHeap
+	seq       uint64
 }
 
 func startCluster(cfg Config, n int) (*cluster, error) {
@@ -52,7 +55,14 @@ func startCluster(cfg Config, n int) (*cluster, error) {
 			return nil, err
 		}
 	}
-	cl.lead(cl.servers[n-1]) // the highest id wins a first election, as in the real one
+	if n > 1 {
+		text := []byte(cl.configText())
+		for _, s := range cl.servers {
+			c := s.tree.get(configPath)
+			c.data, c.version, c.mtime = text, -1, now()
+		}
+	}
+	cl.elect() // the highest id wins a first election, as in the real one
 	cl.after(cfg.ContainerInterval, cl.reapLoop)
 	return cl, nil
 }
@@ -102,7 +112,7 @@ func (cl *cluster) commit(t *txn) {
 	}
 	cl.leader.applied(t)
 	for _, s := range cl.servers {
-		if s != cl.leader && s.peer.role == roleFollower {
+		if s.follows(cl.leader) {
 			s.peer.down.send(func() { s.learn(t) })
 		}
 	}

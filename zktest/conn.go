@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"time"
 )
 
@@ -30,7 +31,7 @@ type conn struct {
 	dead     bool       // out of the server's books; the socket may outlive it
 	killed   bool       // close the socket now, whatever holds it
 	aborted  bool       // close the socket without sending what is left
-	muted    bool       // nothing is sent any more
+	held     Direction  // ways in which a black hole has been counted as a hit
 	out      []frame
 	changed  chan struct{} // closed and replaced when reader or writer should look again
 	stats    connStats
@@ -42,6 +43,9 @@ type frame struct {
 	at    time.Time // not to be sent before, if set
 	close bool      // close the socket instead
 }
+
+// sessionlessTimeout is how long a connection may take to open its session.
+const sessionlessTimeout = 10 * time.Second
 
 // accept takes over a connection; mu is held.
 func (s *Server) accept(nc net.Conn, client string) {
@@ -56,6 +60,11 @@ func (s *Server) accept(nc net.Conn, client string) {
 	s.conns[c] = struct{}{}
 	s.sockets[c] = struct{}{}
 	s.cl.wg.Add(2)
+	s.cl.after(sessionlessTimeout, func() {
+		if !c.ready && !s.paused {
+			c.drop("no session within " + sessionlessTimeout.String())
+		}
+	})
 	go c.read()
 	go c.write()
 }
@@ -68,7 +77,7 @@ func (c *conn) notify() {
 
 // push queues a message; mu is held.
 func (c *conn) push(f frame) {
-	if c.dead || c.muted {
+	if c.dead {
 		return
 	}
 	c.out = append(c.out, f)
@@ -121,6 +130,7 @@ func (c *conn) write() {
 	defer func() {
 		mu.Lock()
 		delete(c.s.sockets, c)
+		c.s.cl.holes = slices.DeleteFunc(c.s.cl.holes, func(h hole) bool { return h.conn == c })
 		mu.Unlock()
 		c.nc.Close()
 	}()
@@ -131,7 +141,7 @@ func (c *conn) write() {
 		case c.killed:
 			mu.Unlock()
 			return
-		case c.s.paused || c.s.holds(c, ServerToClient):
+		case c.s.paused || c.s.holds(c, ServerToClient, len(c.out) > 0 || c.aborted):
 		case c.aborted:
 			mu.Unlock()
 			return
@@ -166,7 +176,7 @@ func (c *conn) hold(ready bool) (ok bool) {
 			mu.Unlock()
 			return false
 		}
-		if !c.s.paused && !c.s.holds(c, ClientToServer) && (c.ready || !ready) {
+		if !c.s.paused && !c.s.holds(c, ClientToServer, true) && (c.ready || !ready) {
 			mu.Unlock()
 			return true
 		}
@@ -186,16 +196,16 @@ func (c *conn) read() {
 	}
 	c.s.cl.mu.Lock()
 	defer c.s.cl.mu.Unlock()
+	reason := err.Error()
 	if errors.Is(err, io.EOF) {
-		c.drop("closed by the client")
-		return
+		reason = "closed by the client"
 	}
-	c.drop(err.Error())
+	c.drop(reason)
+	c.kill() // nobody is left to hide the end from
 }
 
 func (c *conn) readFrames() error {
-	first := true
-	for {
+	for first := true; ; first = false {
 		var word [4]byte
 		if _, err := io.ReadFull(c.nc, word[:]); err != nil {
 			return err
@@ -223,7 +233,6 @@ func (c *conn) readFrames() error {
 		if err := c.receive(first, body); err != nil {
 			return err
 		}
-		first = false
 	}
 }
 
@@ -238,14 +247,52 @@ func (c *conn) receive(first bool, body []byte) error {
 		return errors.New("server is not serving")
 	}
 	d := &decoder{b: body}
+	xid, op, session := int32(0), OpConnect, c.session
+	var err error
+	var hello connectRequest
 	if first {
-		return c.connect(d)
+		hello, err = decodeConnect(d)
+		session = hello.session
+	} else {
+		xid, op = d.int32(), Op(d.int32())
+		err = d.err
 	}
-	xid, op := d.int32(), Op(d.int32())
-	if d.err != nil {
-		return fmt.Errorf("request header: %w", d.err)
+	if err != nil {
+		return fmt.Errorf("header: %w", err)
+	}
+	v := c.s.cl.judge(c, op, session, d)
+	if len(v.before) > 0 || v.delay > 0 {
+		mu.Unlock()
+		ok := c.delayed(v)
+		mu.Lock()
+		if !ok {
+			return io.EOF
+		}
+	}
+	if v.drop != nil {
+		c.lose(v.drop)
+		return nil
+	}
+	if first {
+		return c.connect(hello, v.reply)
 	}
 	c.stats.lastCxid, c.stats.lastOp = int64(xid), op
-	c.handle(xid, op, d)
+	c.handle(xid, op, d, v.reply)
 	return nil
+}
+
+// delayed lets the faults that come before a request happen, without the lock.
+func (c *conn) delayed(v verdict) bool {
+	for _, fn := range v.before {
+		fn()
+	}
+	if v.delay > 0 {
+		t := time.NewTimer(v.delay)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-c.s.cl.stop:
+		}
+	}
+	return c.hold(false)
 }

@@ -16,10 +16,11 @@ type request struct {
 	done  bool
 	reply []byte
 	after func() // runs once the reply has been queued
+	fault *Fault // happens to the reply, if not nil
 }
 
-// handle starts a request; mu is held.
-func (c *conn) handle(xid int32, op Op, d *decoder) {
+// handle starts a request; mu is held. f, if not nil, happens to its reply.
+func (c *conn) handle(xid int32, op Op, d *decoder, f *Fault) {
 	s := c.s
 	counted := op
 	if _, known := opNames[op]; !known || op == OpCreateSession || op <= OpConnect {
@@ -27,7 +28,7 @@ func (c *conn) handle(xid int32, op Op, d *decoder) {
 	}
 	s.cl.ops.count(counted)
 	if op == OpSetAuth {
-		c.setAuth(xid, d)
+		c.setAuth(xid, d, f)
 		return
 	}
 	if !s.touch(c) {
@@ -36,11 +37,11 @@ func (c *conn) handle(xid int32, op Op, d *decoder) {
 	if counted == OpUnknown || op == OpDeleteContainer {
 		e := newEncoder()
 		e.header(xid, -1, CodeUnimplemented)
-		c.push(frame{b: e.frame()})
+		c.send(e.frame(), f)
 		c.finish("unknown operation " + op.String())
 		return
 	}
-	r := &request{c: c, op: op, xid: xid, session: c.session, owner: s, body: d}
+	r := &request{c: c, op: op, xid: xid, session: c.session, owner: s, body: d, fault: f}
 	r.auth = append(r.auth, c.auth...)
 	c.enqueue(r)
 }
@@ -77,7 +78,7 @@ func (c *conn) drain() {
 // answer sends the reply of a finished request; mu is held.
 func (c *conn) answer(r *request) {
 	if r.reply != nil {
-		c.push(frame{b: r.reply})
+		c.send(r.reply, r.fault)
 		c.stats.sent++
 		c.s.stats.sent++
 	}

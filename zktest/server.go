@@ -31,8 +31,6 @@ type Server struct {
 	forgetful   bool // resumes no session
 	refusing    bool
 	paused      bool
-	holes       []*Hole
-	faults      []*Fault
 	changed     chan struct{} // closed and replaced when a dial that waits should look again
 	peer        peer
 	stats       serverStats
@@ -81,6 +79,7 @@ func newServer(cl *cluster, i int) *Server {
 	}
 	s.nextSession = int64(id)<<56 | int64(uint64(time.Now().UnixMilli())<<24>>8)
 	s.peer.touched = map[int64]time.Duration{}
+	s.peer.lag = cfg.Lag
 	return s
 }
 

@@ -145,28 +145,40 @@ func password(id int64) []byte {
 	return p
 }
 
-// connect deals with the first frame of a connection; mu is held. An error ends the connection without an answer.
-func (c *conn) connect(d *decoder) error {
-	s := c.s
+// connectRequest is the first frame of a connection.
+type connectRequest struct {
+	seen     int64 // zxid
+	timeout  time.Duration
+	session  int64 // to resume, or 0
+	password []byte
+	readOnly bool // the field is there; its value does not matter to a server that can write
+}
+
+func decodeConnect(d *decoder) (connectRequest, error) {
 	d.int32() // protocol version
-	seen, asked, id, passwd := d.int64(), d.int32(), d.int64(), d.buffer()
-	if d.err != nil {
-		return fmt.Errorf("connect request: %w", d.err)
-	}
-	if len(d.b) > 0 {
-		d.bool()
-		c.readOnly = true
-	}
+	q := connectRequest{seen: d.int64()}
+	q.timeout = time.Duration(d.int32()) * time.Millisecond
+	q.session, q.password = d.int64(), d.buffer()
+	q.readOnly = len(d.b) > 0
+	return q, d.err
+}
+
+// connect deals with the first frame of a connection; mu is held. An error ends the connection without an answer. f, if
+// not nil, happens to the reply.
+func (c *conn) connect(q connectRequest, f *Fault) error {
+	s := c.s
 	s.cl.ops.count(OpConnect)
-	if seen > s.tree.zxid {
-		return fmt.Errorf("client has seen zxid %#x, this server is at %#x", seen, s.tree.zxid)
+	if q.seen > s.tree.zxid {
+		return fmt.Errorf("client has seen zxid %#x, this server is at %#x", q.seen, s.tree.zxid)
 	}
-	c.timeout = min(max(time.Duration(asked)*time.Millisecond, s.cfg.MinSessionTimeout), s.maxTimeout)
+	c.readOnly = q.readOnly
+	c.timeout = min(max(q.timeout, s.cfg.MinSessionTimeout), s.maxTimeout)
+	id := q.session
 	if id == 0 || s.forgetful {
 		s.nextSession++
 		c.session = s.nextSession
 		r := &request{c: c, op: OpCreateSession, session: c.session, owner: s}
-		r.after = func() { c.established(true) }
+		r.after = func() { c.established(true, f) }
 		c.queue = append(c.queue, r)
 		s.submit(r)
 		return nil
@@ -175,12 +187,12 @@ func (c *conn) connect(d *decoder) error {
 		old.drop("its client has reconnected")
 	}
 	c.session = id
-	if !bytes.Equal(passwd, password(id)) {
+	if !bytes.Equal(q.password, password(id)) {
 		s.logf("connection %d: wrong password for session %#x", c.id, uint64(id))
-		c.established(false)
+		c.established(false, f)
 		return nil
 	}
-	r := &request{c: c, op: OpConnect, session: id, owner: s}
+	r := &request{c: c, op: OpConnect, session: id, owner: s, fault: f}
 	c.queue = append(c.queue, r)
 	if s.leads() {
 		s.cl.revalidate(r)
@@ -196,7 +208,7 @@ func (cl *cluster) revalidate(r *request) {
 	if ok {
 		cl.sessions[r.session].owner = r.owner
 	}
-	r.after = func() { r.c.established(ok) }
+	r.after = func() { r.c.established(ok, r.fault) }
 	if r.owner == cl.leader {
 		r.complete(nil)
 		return
@@ -205,7 +217,7 @@ func (cl *cluster) revalidate(r *request) {
 }
 
 // established answers the connect request. A refusal is a session id of 0, and ends the connection.
-func (c *conn) established(ok bool) {
+func (c *conn) established(ok bool, f *Fault) {
 	e := newEncoder()
 	e.int32(0)
 	if ok {
@@ -220,7 +232,7 @@ func (c *conn) established(ok bool) {
 	if c.readOnly {
 		e.bool(false)
 	}
-	c.push(frame{b: e.frame()})
+	c.send(e.frame(), f)
 	if !ok {
 		c.finish("session is unknown or expired")
 		return

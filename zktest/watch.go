@@ -94,7 +94,7 @@ func (s *Server) trigger(conns, except map[*conn]struct{}, typ eventType, path s
 
 // event sends one watch event. The header carries the transaction from 3.9 on and -1 before.
 func (c *conn) event(typ eventType, path string, zxid int64) {
-	if c.s.loses(c, typ, path) {
+	if c.s.loses(c, path) {
 		return
 	}
 	if !c.s.cfg.since39() {
