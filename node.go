@@ -1,0 +1,392 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+	"github.com/google/uuid"
+)
+
+// node is a lock node of ours that exists.
+type node struct {
+	contender
+	s     *session
+	path  string
+	uuid  string
+	token Token
+}
+
+// Requests with a ctx.
+
+type data struct {
+	data []byte
+	stat *zk.Stat
+}
+
+func get(ctx context.Context, s *session, path string) (data, error) {
+	return call(ctx, s, func(conn *zk.Conn) (data, error) {
+		b, stat, err := conn.Get(path)
+		return data{b, stat}, err
+	})
+}
+
+func getW(ctx context.Context, s *session, path string) ([]byte, <-chan zk.Event, error) {
+	type result struct {
+		data   []byte
+		events <-chan zk.Event
+	}
+	r, err := call(ctx, s, func(conn *zk.Conn) (result, error) {
+		b, _, events, err := conn.GetW(path)
+		return result{b, events}, err
+	})
+	return r.data, r.events, err
+}
+
+func exists(ctx context.Context, s *session, path string) (bool, error) {
+	return call(ctx, s, func(conn *zk.Conn) (bool, error) {
+		ok, _, err := conn.Exists(path)
+		return ok, err
+	})
+}
+
+// children lists dir. Nodes of ours that a create with a lost reply left there are
+// deleted on the way.
+func (c *Client) children(ctx context.Context, s *session, dir string) ([]string, error) {
+	names, err := call(ctx, s, func(conn *zk.Conn) ([]string, error) {
+		names, _, err := conn.Children(dir)
+		return names, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.noteKnown(dir)
+	if c.anyAbandoned() {
+		for _, name := range names {
+			if id := uuidOf(name); id != "" && c.isAbandoned(id) {
+				c.forgive(id)
+				c.startDeletion(newDeletion(s, dir+"/"+name))
+			}
+		}
+	}
+	return names, nil
+}
+
+// maxRounds bounds how often a node is made anew because its parents vanish under
+// it: each round means that the ensemble removed them in between.
+const maxRounds = 20
+
+// made is the answer to a create.
+type made struct {
+	path string
+	err  error
+}
+
+// makeNode makes a lock node in dir on session s. errAgain means that s was lost.
+// On any other error nothing is left, or the client sees to it.
+func (c *Client) makeNode(ctx context.Context, s *session, dir string, data []byte) (*node, error) {
+	for range maxRounds {
+		if err := c.ensureParents(ctx, s, dir); err != nil {
+			return nil, sessionGone(s, err)
+		}
+		id := uuid.NewString()
+		n, err := c.create(ctx, s, dir, id, data)
+		switch {
+		case err == nil:
+			s.nodesOwned(1)
+			c.logNode(s, n.path, n.token, "created", nil)
+			return n, nil
+		case errors.Is(err, zk.ErrNoNode):
+			c.forgetKnown(dir) // reaped since we looked
+		case errors.Is(err, errAbsent):
+			// The reply was lost and so was the request: again with a new uuid.
+		default:
+			return nil, err
+		}
+	}
+	return nil, fmt.Errorf("the parents of %s vanished %d times while a node was made there", dir, maxRounds)
+}
+
+// errAbsent: the create was not carried out.
+var errAbsent = errors.New("the node was not made")
+
+// create sends one create and finds out what came of it.
+func (c *Client) create(ctx context.Context, s *session, dir, id string, data []byte) (*node, error) {
+	if err := s.awaitUp(ctx); err != nil {
+		return nil, sessionGone(s, err)
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	prefix := nodePrefix(dir, id)
+	box := s.expect(prefix)
+	defer s.unexpect(prefix)
+	answer := make(chan made, 1)
+	c.tasks.run(func() {
+		p, err := s.conn.Create(prefix, data, zk.FlagEphemeralSequential, c.cfg.ACL)
+		answer <- made{p, err}
+	})
+	select {
+	case m := <-answer:
+		switch {
+		case m.err == nil:
+			return s.madeNode(m.path, id, s.czxid(box))
+		case answered(m.err):
+			return nil, m.err
+		}
+		return c.settle(ctx, s, dir, id, m.err)
+	case <-ctx.Done():
+		c.abandon(s, dir, id, answer)
+		return nil, context.Cause(ctx)
+	case <-s.dead:
+		c.abandon(s, dir, id, answer)
+		return nil, sessionGone(s, nil)
+	}
+}
+
+// settle finds a node whose create was not answered. The search runs on the session
+// that sent the create, behind it, so an empty result is an answer.
+func (c *Client) settle(ctx context.Context, s *session, dir, id string, cause error) (*node, error) {
+	for {
+		name, err := c.search(ctx, s, dir, id)
+		switch {
+		case err == nil && name == "":
+			if strings.HasPrefix(cause.Error(), "unknown error: ") {
+				return nil, cause // a code that the library does not know: refused
+			}
+			// The server may still be reading what the old connection sent: any later
+			// listing that shows the uuid deletes its node.
+			c.remember(s, id)
+			return nil, errAbsent
+		case err == nil:
+			r, err := get(ctx, s, dir+"/"+name)
+			if err == nil {
+				return s.madeNode(dir+"/"+name, id, Token(r.stat.Czxid))
+			}
+			if errors.Is(err, zk.ErrNoNode) {
+				return nil, errAbsent
+			}
+			if answered(err) {
+				c.abandon(s, dir, id, nil)
+				return nil, err
+			}
+		case answered(err):
+			c.abandon(s, dir, id, nil)
+			return nil, err
+		}
+		if err := s.awaitUp(ctx); err != nil {
+			c.abandon(s, dir, id, nil)
+			return nil, sessionGone(s, err)
+		}
+	}
+}
+
+// transient says whether a request that failed with err is worth sending again on
+// the same session: the connection broke, and the next one will do.
+func (c *Client) transient(ctx context.Context, s *session, err error) bool {
+	return err != nil && !answered(err) && ctx.Err() == nil && !s.isOver() && !c.isClosing()
+}
+
+// search looks for a uuid in dir with a view no older than the call: "" if it is
+// not there.
+func (c *Client) search(ctx context.Context, s *session, dir, id string) (string, error) {
+	if _, err := call(ctx, s, func(conn *zk.Conn) (string, error) { return conn.Sync(dir) }); err != nil {
+		return "", err
+	}
+	names, err := call(ctx, s, func(conn *zk.Conn) ([]string, error) {
+		names, _, err := conn.Children(dir)
+		return names, err
+	})
+	if errors.Is(err, zk.ErrNoNode) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	for _, name := range names {
+		if uuidOf(name) == id {
+			return name, nil
+		}
+	}
+	return "", nil
+}
+
+// madeNode is a node at a path that the server gave.
+func (s *session) madeNode(p, id string, token Token) (*node, error) {
+	ct, ok := parseContender(path.Base(p))
+	if !ok {
+		return nil, fmt.Errorf("the server made %q, which is no lock node", p)
+	}
+	return &node{contender: ct, s: s, path: p, uuid: id, token: token}, nil
+}
+
+// expect asks for the czxid of the node that a create of prefix will make.
+func (s *session) expect(prefix string) *czxidBox {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	box := new(czxidBox)
+	s.creates[prefix] = box
+	return box
+}
+
+func (s *session) unexpect(prefix string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.creates, prefix)
+}
+
+func (s *session) czxid(box *czxidBox) Token {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Token(box.zxid)
+}
+
+// nodesOwned counts the lock nodes of a live session. They end with it.
+func (s *session) nodesOwned(delta int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.isDead {
+		s.owned += delta
+		s.c.met.nodes(delta)
+	}
+}
+
+// disownLocked takes the nodes of a session that ended out of the count.
+func (s *session) disownLocked() {
+	s.c.met.nodes(-s.owned)
+	s.owned = 0
+}
+
+func (s *session) isOver() bool {
+	select {
+	case <-s.dead:
+		return true
+	default:
+		return false
+	}
+}
+
+// knownFor is how long a path that was seen is taken for there. Containers are
+// reaped about a minute after their last child has gone; a create that fails
+// because of it costs a quorum write, a look costs a read.
+const (
+	knownFor = time.Minute
+	maxKnown = 4096
+)
+
+func (c *Client) noteKnown(path string) {
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.known) >= maxKnown {
+		for p, seen := range c.known {
+			if now.Sub(seen) > knownFor || len(c.known) > maxKnown/2 {
+				delete(c.known, p)
+			}
+		}
+	}
+	c.known[path] = now
+}
+
+func (c *Client) forgetKnown(path string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.known, path)
+}
+
+func (c *Client) isKnown(path string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	seen, ok := c.known[path]
+	return ok && time.Since(seen) <= knownFor
+}
+
+// ensureParents makes dir and what is above it. It looks before it makes anything:
+// a create that fails is a quorum write all the same.
+func (c *Client) ensureParents(ctx context.Context, s *session, dir string) error {
+	var missing []string // the deepest first
+	for p := dir; p != "/" && !c.isKnown(p); p = path.Dir(p) {
+		ok, err := exists(ctx, s, p)
+		if err != nil {
+			if c.transient(ctx, s, err) {
+				return c.ensureParents(ctx, s, dir) // the connection broke
+			}
+			return err
+		}
+		if ok {
+			c.noteKnown(p)
+			break
+		}
+		missing = append(missing, p)
+	}
+	for i := len(missing) - 1; i >= 0; i-- {
+		p := missing[i]
+		err := c.makeParent(ctx, s, p, p == dir)
+		switch {
+		case err == nil || errors.Is(err, zk.ErrNodeExists):
+			c.noteKnown(p)
+		case errors.Is(err, zk.ErrNoNode):
+			// What is above it went again; the create will say so.
+			c.forgetKnown(path.Dir(p))
+			return nil
+		case c.transient(ctx, s, err):
+			i++ // not answered: once more
+		default:
+			return fmt.Errorf("make %s: %w", p, err)
+		}
+	}
+	return nil
+}
+
+// makeParent makes one node: the lock path itself as a container, so that the
+// ensemble removes it when it is empty, what is above it as persistent.
+func (c *Client) makeParent(ctx context.Context, s *session, p string, container bool) error {
+	c.mu.Lock()
+	plain := c.plain
+	c.mu.Unlock()
+	if container && !plain {
+		_, err := call(ctx, s, func(conn *zk.Conn) (string, error) {
+			return conn.CreateContainer(p, nil, zk.FlagContainer, c.cfg.ACL)
+		})
+		if err == nil || err.Error() != "unknown error: -6" { // unimplemented: before 3.5
+			return err
+		}
+		c.mu.Lock()
+		first := !c.plain
+		c.plain = true
+		c.mu.Unlock()
+		if first {
+			c.log.Warn("zklock: the ensemble has no container nodes; empty lock paths will stay", "path", p)
+		}
+	}
+	_, err := call(ctx, s, func(conn *zk.Conn) (string, error) { return conn.Create(p, nil, 0, c.cfg.ACL) })
+	return err
+}
+
+// keyOf is the idempotency key of a lock node, for logs.
+func keyOf(node string) string {
+	key := path.Base(path.Dir(node))
+	if plain, err := url.PathUnescape(key); err == nil {
+		return plain
+	}
+	return key
+}
+
+// logNode logs one transition of a lock node.
+func (c *Client) logNode(s *session, node string, token Token, event string, err error, more ...any) {
+	args := []any{
+		"event", event, "idempotency_key", keyOf(node), "znode_path", node,
+		"session_id", hexID(s.sessionID()), "token", token.String(),
+	}
+	if err != nil {
+		args = append(args, "error", err)
+		c.log.Warn("zklock: "+event, append(args, more...)...)
+		return
+	}
+	c.log.Info("zklock: "+event, append(args, more...)...)
+}

@@ -1,0 +1,3 @@
+package zklock
+
+import _ "github.com/anishathalye/porcupine"

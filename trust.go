@@ -1,0 +1,333 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/go-zklock/zklock/internal/wire"
+)
+
+// The trust deadline (design section 4). The ensemble expires a session when its
+// leader has not heard of it for T. The leader hears of it when the session is made
+// or resumed, and otherwise by what followers report every half tick. What a
+// client is told does not show that: a server cut off from the quorum answers
+// pings, and a committed write does not touch the session at the leader. So a
+// committed write counts as a proof that everything answered a report delay
+// before it has been reported, and the session is trusted until T after the newest
+// such touch was sent.
+
+// trusted is how long after an anchor a session of timeout t is trusted: T less
+// one percent, for clocks that run at different speeds.
+func trusted(t time.Duration) time.Duration { return t - t/100 }
+
+// heartbeat is H: how often a proof or a ping goes out.
+func heartbeat(t time.Duration) time.Duration { return t / 6 }
+
+const (
+	// maxProof is how many nodes one proof is about, and maxProofBytes how many
+	// bytes their paths may have: a request over jute.maxbuffer costs the connection.
+	maxProof      = 500
+	maxProofBytes = 256 << 10
+)
+
+var errSilent = errors.New("the server did not answer for a third of the session timeout")
+
+// beat is one proof in flight.
+type beat struct{ sent time.Time }
+
+// keep runs for as long as the session: it sends proofs and pings, notices when
+// they stay unanswered, and ends the session when its deadline passes.
+func (s *session) keep() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-s.wake:
+		case <-s.dead:
+			return
+		}
+		timer.Reset(s.beat())
+	}
+}
+
+// beat does what is due and returns how long it may wait for the next time: never
+// more than H, since timers stand still while the system is suspended and the
+// clock does not.
+func (s *session) beat() time.Duration {
+	now := s.c.cfg.Clock.Now()
+	s.mu.Lock()
+	if s.isDead || s.timeout == 0 {
+		s.mu.Unlock()
+		return time.Second // nothing to keep yet; the first connection wakes us
+	}
+	h := heartbeat(s.timeout)
+	end := s.endLocked()
+	if !now.Before(end) {
+		s.mu.Unlock()
+		s.lose(TrustExpired, fmt.Errorf("no proof of the session since %v ago", now.Sub(s.anchor).Round(time.Millisecond)))
+		return h
+	}
+	next := end
+	w := s.wire
+	if w == nil {
+		s.mu.Unlock()
+		return min(next.Sub(now), h)
+	}
+
+	oldest, waiting := s.oldestBeatLocked(w)
+	if waiting && now.Sub(oldest) >= 2*h {
+		s.mu.Unlock()
+		// A good server is a dial away; this one may be cut off from the others.
+		w.Kill(fmt.Errorf("%s: %w", w.Address(), errSilent))
+		return min(next.Sub(now), h)
+	}
+	late := waiting && now.Sub(oldest) >= h
+	if !now.Before(s.nextBeat) {
+		s.nextBeat = now.Add(h)
+		s.sendBeatLocked(w, now)
+	}
+	if s.nextBeat.Before(next) {
+		next = s.nextBeat
+	}
+	if waiting {
+		for _, t := range []time.Time{oldest.Add(h), oldest.Add(2 * h)} {
+			if t.After(now) && t.Before(next) {
+				next = t
+			}
+		}
+	}
+	s.mu.Unlock()
+	if late {
+		s.suspend(fmt.Errorf("%s has not answered for %v", w.Address(), now.Sub(oldest).Round(time.Millisecond)))
+	}
+	return min(next.Sub(now), h)
+}
+
+// endLocked is when the session is over for us: D while a lease is held, and T
+// after the last touch otherwise.
+func (s *session) endLocked() time.Time {
+	if len(s.holds) > 0 {
+		return s.deadline
+	}
+	return s.lastTouch.Add(s.timeout)
+}
+
+// oldestBeatLocked returns when the oldest unanswered proof or ping was sent.
+func (s *session) oldestBeatLocked(w *wire.Conn) (oldest time.Time, waiting bool) {
+	oldest, waiting = w.OldestPing()
+	for b := range s.beats {
+		if !waiting || b.sent.Before(oldest) {
+			oldest, waiting = b.sent, true
+		}
+	}
+	return oldest, waiting
+}
+
+// sendBeatLocked sends proofs of all that is held, or a ping if nothing is. A
+// ping is the cheapest request that the server counts as hearing from us.
+func (s *session) sendBeatLocked(w *wire.Conn, now time.Time) {
+	if len(s.holds) == 0 || s.c.cfg.Trust == TrustConnection && !s.suspended {
+		s.c.tasks.run(w.Ping)
+		return
+	}
+	var chunk []*hold
+	size := 0
+	flush := func() {
+		if len(chunk) > 0 {
+			s.proveLocked(w, chunk, now)
+		}
+		chunk, size = nil, 0
+	}
+	for h := range s.holds {
+		if len(chunk) == maxProof || size+len(h.node) > maxProofBytes {
+			flush()
+		}
+		chunk = append(chunk, h)
+		size += len(h.node)
+	}
+	flush()
+}
+
+// proveLocked sends one proof about holds and sees to its answer.
+func (s *session) proveLocked(w *wire.Conn, holds []*hold, now time.Time) {
+	b := &beat{sent: now}
+	s.beats[b] = struct{}{}
+	s.c.tasks.run(func() {
+		failed, err := s.check(s.conn, holds)
+		s.mu.Lock()
+		delete(s.beats, b)
+		s.mu.Unlock()
+		s.c.met.proof(s.c.cfg.Clock.Now().Sub(now))
+		s.proved(w, holds, failed, err)
+	})
+}
+
+// check runs multi{check(node)…}. failed is the first hold whose check failed.
+func (s *session) check(conn *zk.Conn, holds []*hold) (failed *hold, err error) {
+	ops := make([]any, len(holds))
+	for i, h := range holds {
+		ops[i] = &zk.CheckVersionRequest{Path: h.node, Version: -1}
+	}
+	results, err := conn.Multi(ops...)
+	if err == nil {
+		return nil, nil
+	}
+	for i, r := range results {
+		// Only the first error means anything: the server stops checking there.
+		if r.Error != nil && i < len(holds) {
+			return holds[i], r.Error
+		}
+	}
+	return nil, err
+}
+
+// proved draws the conclusions from a proof's answer.
+func (s *session) proved(w *wire.Conn, holds []*hold, failed *hold, err error) {
+	switch {
+	case err == nil:
+		s.resume(w, holds)
+	case failed == nil:
+		// Unanswered, or a connection that is gone: others notice that.
+	case errors.Is(err, zk.ErrNoNode):
+		// A node whose delete was sent has left the proofs; this one may have been
+		// under way. Either way the others have yet to be proved.
+		s.dropHold(failed)
+		failed.lose(NodeDeleted, err)
+		s.mu.Lock()
+		s.nextBeat = s.c.cfg.Clock.Now()
+		s.mu.Unlock()
+		s.wakeKeeper()
+	default:
+		s.c.log.Error("zklock: a held lock cannot be proved; its node must be readable for this client",
+			"znode_path", failed.node, "session_id", hexID(s.sessionID()), "error", err)
+	}
+}
+
+// suspend marks the session and its leases as not known to be alive.
+func (s *session) suspend(cause error) {
+	s.mu.Lock()
+	if s.isDead || s.suspended {
+		s.mu.Unlock()
+		return
+	}
+	s.suspended = true
+	for h := range s.holds {
+		h.suspend()
+	}
+	s.broadcastLocked()
+	id := s.id
+	s.mu.Unlock()
+	s.c.log.Warn("zklock: suspended", "event", "suspended", "session_id", hexID(id), "error", cause)
+	s.c.setState(Suspended, id, cause)
+}
+
+// resume gives leases back that were proved on the connection in use, and ends
+// the suspension of the session when none is left without a proof.
+func (s *session) resume(w *wire.Conn, holds []*hold) {
+	s.mu.Lock()
+	if s.isDead || s.wire != w || !s.suspended {
+		s.mu.Unlock()
+		return
+	}
+	for _, h := range holds {
+		if _, ours := s.holds[h]; ours {
+			h.resume()
+		}
+	}
+	for h := range s.holds {
+		if h.isSuspended() {
+			s.mu.Unlock()
+			return
+		}
+	}
+	s.suspended = false
+	s.broadcastLocked()
+	id := s.id
+	s.mu.Unlock()
+	s.c.setState(Reconnected, id, nil)
+}
+
+// trustUntil is D as of now.
+func (s *session) trustUntil() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.deadline
+}
+
+// checkTrust compares the clock with the deadline and ends the session when it has
+// passed. Gates call it, so that a process that was stopped learns of its loss at
+// its first gate and need not wait for a timer.
+func (s *session) checkTrust() {
+	now := s.c.cfg.Clock.Now()
+	s.mu.Lock()
+	over := !s.isDead && !now.Before(s.deadline)
+	since := now.Sub(s.anchor)
+	s.mu.Unlock()
+	if over {
+		s.lose(TrustExpired, fmt.Errorf("no proof of the session since %v ago", since.Round(time.Millisecond)))
+	}
+}
+
+// addHold makes h a lease's hold if the session is fit to give one out: connected,
+// not suspended, and trusted for at least H. Otherwise it says what to do first:
+// wait for changed, or prove.
+func (s *session) addHold(h *hold) (added bool, changed <-chan struct{}, err error) {
+	now := s.c.cfg.Clock.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.c.isClosing():
+		return false, nil, ErrClosed
+	case s.isDead:
+		return false, nil, fmt.Errorf("%w: %w", errSessionOver, s.cause)
+	case s.wire == nil || s.suspended:
+		return false, s.changed, nil
+	case s.deadline.Sub(now) < heartbeat(s.timeout):
+		return false, nil, nil
+	}
+	if len(s.holds) == 0 {
+		// Until now only pings went out. The next beat is a proof, at once if the last
+		// one (a create, usually) will not carry us over two beats.
+		s.nextBeat = now
+		if h := heartbeat(s.timeout); s.deadline.Sub(now) >= 2*h {
+			s.nextBeat = now.Add(h)
+		}
+		s.wakeKeeper()
+	}
+	s.holds[h] = struct{}{}
+	return true, nil, nil
+}
+
+// dropHold takes h out of the proofs.
+func (s *session) dropHold(h *hold) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.holds, h)
+}
+
+// verify proves one hold in one quorum round trip.
+func (s *session) verify(ctx context.Context, h *hold) error {
+	s.mu.Lock()
+	w := s.wire
+	s.mu.Unlock()
+	type answer struct {
+		failed *hold
+		err    error
+	}
+	a, err := call(ctx, s, func(conn *zk.Conn) (answer, error) {
+		failed, err := s.check(conn, []*hold{h})
+		return answer{failed, err}, nil
+	})
+	if err != nil {
+		return err
+	}
+	if a.failed != nil || a.err == nil {
+		s.proved(w, []*hold{h}, a.failed, a.err)
+	}
+	return a.err
+}

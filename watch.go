@@ -1,0 +1,283 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// attempt is one call of Acquire at the head of the local queue.
+type attempt struct {
+	m      *InterProcessMutex
+	ticket *ticket
+	try    bool
+	opts   mutexOptions
+	since  time.Time
+}
+
+// errAgain sends an attempt back to making a node: its session was lost, or the
+// node is not in the queue any more.
+var errAgain = errors.New("the node is gone")
+
+// run makes a node and waits behind it until it is first, as often as needed
+// (design section 5).
+func (a *attempt) run(ctx context.Context) (*Lease, error) {
+	c := a.m.c
+	for {
+		s, err := c.live(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if a.try {
+			// One read tells that the lock is held; only then is a write worth it.
+			if err := a.look(ctx, s); err != nil {
+				return nil, err
+			}
+		}
+		n, err := c.makeNode(ctx, s, a.m.full, c.nodeData(a.opts.identifier, a.since))
+		if errors.Is(err, errAgain) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		l, err := a.wait(ctx, n)
+		if err == nil {
+			return l, nil
+		}
+		c.startDeletion(newDeletion(s, n.path))
+		if !errors.Is(err, errAgain) {
+			return nil, err
+		}
+	}
+}
+
+// look returns ErrHeld if anybody is in the queue.
+func (a *attempt) look(ctx context.Context, s *session) error {
+	children, err := a.m.c.children(ctx, s, a.m.full)
+	switch {
+	case errors.Is(err, zk.ErrNoNode):
+		return nil
+	case a.m.c.transient(ctx, s, err):
+		return nil // the connection broke; makeNode waits for the next
+	case err != nil:
+		return err
+	case len(contenders(children)) > 0:
+		return ErrHeld
+	}
+	return nil
+}
+
+// wait waits until n is first in the queue, and takes the lock.
+func (a *attempt) wait(ctx context.Context, n *node) (*Lease, error) {
+	c, s := a.m.c, n.s
+	// Behind a holder of this process there is nothing to watch: it tells us.
+	if err := a.turn(ctx, s); err != nil {
+		return nil, err
+	}
+	for {
+		if err := s.awaitUp(ctx); err != nil {
+			return nil, sessionGone(s, err)
+		}
+		children, err := c.children(ctx, s, a.m.full)
+		switch {
+		case errors.Is(err, zk.ErrNoNode):
+			return nil, errAgain
+		case c.transient(ctx, s, err):
+			continue // the connection broke; the node is still there
+		case err != nil:
+			return nil, sessionGone(s, err)
+		}
+		cs := contenders(children)
+		c.met.queueLength(len(cs) + c.waitersWithoutNode(a.m.full))
+		listed, predecessor := place(cs, n.contender)
+		if !listed {
+			return nil, errAgain
+		}
+		if predecessor == nil {
+			l, err := a.grant(ctx, n)
+			if l != nil || err != nil {
+				return l, err
+			}
+			continue
+		}
+		if a.try {
+			return nil, ErrHeld
+		}
+		// A deletion before us does not mean that it is our turn, so the queue is
+		// always listed again.
+		if err := a.behind(ctx, s, n, a.m.full+"/"+predecessor.name); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// turn waits until the one before us in this process has left.
+func (a *attempt) turn(ctx context.Context, s *session) error {
+	select {
+	case <-a.ticket.turn:
+		return nil
+	default:
+	}
+	select {
+	case <-a.ticket.turn:
+		return nil
+	case <-s.dead:
+		return sessionGone(s, nil)
+	case <-a.m.c.closing:
+		return ErrClosed
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// sessionGone is errAgain if s was lost, since the wait goes on with the next
+// session, and err otherwise.
+func sessionGone(s *session, err error) error {
+	if s.c.isClosing() {
+		return ErrClosed
+	}
+	if s.isOver() {
+		return errAgain
+	}
+	return err
+}
+
+// behind waits until something happens to the predecessor, or to the session. It
+// watches with getData, which leaves no watch on a node that is gone already.
+func (a *attempt) behind(ctx context.Context, s *session, n *node, predecessor string) error {
+	c := a.m.c
+	_, events, err := getW(ctx, s, predecessor)
+	switch {
+	case errors.Is(err, zk.ErrNoNode):
+		return nil
+	case errors.Is(err, zk.ErrNoAuth):
+		events = nil // its owner hides it: the re-check has to do
+	case c.transient(ctx, s, err):
+		return nil
+	case err != nil:
+		return sessionGone(s, err)
+	}
+	hidden := events == nil
+	for {
+		recheck := time.NewTimer(c.recheckPeriod(s))
+		select {
+		case ev := <-events:
+			recheck.Stop()
+			c.logNode(s, n.path, n.token, "watch_fired", nil, "watch", ev.Type.String(), "predecessor", predecessor)
+			return nil
+		case <-s.dead:
+			recheck.Stop()
+			return sessionGone(s, nil)
+		case <-c.closing:
+			recheck.Stop()
+			return ErrClosed
+		case <-ctx.Done():
+			recheck.Stop()
+			return context.Cause(ctx)
+		case <-recheck.C:
+		}
+		// A watch may have been lost, by the server or when the library could not
+		// set it again. The one we have stays, so this asks without another.
+		if hidden {
+			return nil
+		}
+		if _, err := get(ctx, s, predecessor); errors.Is(err, zk.ErrNoNode) {
+			return nil
+		}
+	}
+}
+
+// recheckPeriod is T less up to a quarter, so that many waiters do not ask at once.
+func (c *Client) recheckPeriod(s *session) time.Duration {
+	s.mu.Lock()
+	t := s.timeout
+	s.mu.Unlock()
+	return t - c.hosts.Jitter(t/4)
+}
+
+// ownWatchDelay is how long a lease has to be held before a watch on its node is
+// worth a request.
+const ownWatchDelay = 50 * time.Millisecond
+
+// grant takes the lock for a node that was listed first. It returns neither a lease
+// nor an error when the queue has to be listed again first.
+func (a *attempt) grant(ctx context.Context, n *node) (*Lease, error) {
+	c, s := a.m.c, n.s
+	h := &hold{
+		c: c, s: s, path: a.m.full, node: n.path, uuid: n.uuid, token: n.token,
+		ticket: a.ticket, revoke: a.opts.revocable,
+		acquired: c.cfg.Clock.Now(), lostC: make(chan struct{}), state: LeaseHeld,
+		changed: make(chan struct{}), leases: make(map[*Lease]struct{}), free: make(chan struct{}),
+	}
+	close(h.free)
+	for {
+		// The lease has its handle before anything can be lost with it.
+		l := h.newLease(ctx)
+		h.leases[l] = struct{}{}
+		added, changed, err := s.addHold(h)
+		if added {
+			c.met.granted()
+			c.logNode(s, n.path, n.token, "acquired", nil)
+			time.AfterFunc(ownWatchDelay, func() {
+				if h.alive() {
+					c.tasks.run(h.watchOwn)
+				}
+			})
+			return l, nil
+		}
+		delete(h.leases, l)
+		l.cancel(ErrNotAcquired)
+		switch {
+		case err != nil:
+			return nil, sessionGone(s, err)
+		case changed != nil:
+			select {
+			case <-changed:
+				return nil, nil
+			case <-c.closing:
+				return nil, ErrClosed
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+		}
+		if err := a.prove(ctx, s, h); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// prove moves the trust deadline before a grant: it was too near.
+func (a *attempt) prove(ctx context.Context, s *session, h *hold) error {
+	before := s.trustUntil()
+	err := s.verify(ctx, h)
+	switch {
+	case errors.Is(err, zk.ErrNoNode):
+		return errAgain
+	case err != nil && !a.m.c.transient(ctx, s, err):
+		return sessionGone(s, fmt.Errorf("proof of %s: %w", h.node, err))
+	}
+	if err == nil && s.trustUntil().After(before) {
+		return nil
+	}
+	// The newest anchor is too old for now, or the connection is gone: let a touch
+	// get old enough to anchor at.
+	s.mu.Lock()
+	pause := heartbeat(s.timeout) / 2
+	s.mu.Unlock()
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-s.dead:
+		return sessionGone(s, nil)
+	case <-a.m.c.closing:
+		return ErrClosed
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
