@@ -221,8 +221,8 @@ func TestEventBeforeReply(t *testing.T) {
 func TestMulti(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T) {
-		var txns []zktest.Txn
-		s := zktest.NewServer(t, zktest.WithOnTxn(func(x zktest.Txn) { txns = append(txns, x) }))
+		var log zktest.History
+		s := zktest.NewServer(t, zktest.WithOnTxn(log.Add))
 		c := connect(t, s.Dial, 10*time.Second, s.Addr())
 		res, err := c.Multi(
 			&zk.CreateRequest{Path: "/m", Acl: world},
@@ -269,6 +269,7 @@ func TestMulti(t *testing.T) {
 		if s.Zxid() != before+2 {
 			t.Error("a check-only multi took no transaction")
 		}
+		txns := log.Txns()
 		last := txns[len(txns)-1]
 		if last.Op != zktest.OpMulti || len(last.Changes) != 0 || last.Session != c.SessionID() {
 			t.Errorf("OnTxn saw %+v", last)
@@ -308,7 +309,7 @@ func TestACL(t *testing.T) {
 		if len(acl) != 1 || acl[0] != zk.DigestACL(zk.PermAll, "u", "secret")[0] {
 			t.Errorf("acl %v", acl)
 		}
-		other.states = nil
+		other.forget()
 		wantErr(t, other.AddAuth("nope", []byte("x")), zk.ErrAuthFailed)
 		other.await(t, zk.StateDisconnected)
 	})

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -23,7 +24,8 @@ type dialFunc func(ctx context.Context, network, address string) (net.Conn, erro
 type client struct {
 	*zk.Conn
 	mu     sync.Mutex
-	states []zk.State
+	states []zk.State // not yet awaited
+	all    []zk.State
 	wake   chan struct{}
 }
 
@@ -49,6 +51,7 @@ func connect(t *testing.T, dial dialFunc, timeout time.Duration, addrs ...string
 			}
 			c.mu.Lock()
 			c.states = append(c.states, e.State)
+			c.all = append(c.all, e.State)
 			c.mu.Unlock()
 			select {
 			case c.wake <- struct{}{}:
@@ -84,6 +87,20 @@ func (c *client) await(t *testing.T, want zk.State) {
 			t.Fatalf("state %v did not come", want)
 		}
 	}
+}
+
+// forget drops the states seen so far.
+func (c *client) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.states = nil
+}
+
+// saw reports whether the state has ever come.
+func (c *client) saw(s zk.State) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Contains(c.all, s)
 }
 
 // bubble runs a test in virtual time.

@@ -82,12 +82,8 @@ func TestLaggingFollower(t *testing.T) {
 func TestForwardedWriteDoesNotTouch(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T) {
-		var died time.Time
-		e := zktest.NewEnsemble(t, 3, zktest.WithOnTxn(func(x zktest.Txn) {
-			if x.Expired {
-				died = x.Time
-			}
-		}))
+		var log zktest.History
+		e := zktest.NewEnsemble(t, 3, zktest.WithOnTxn(log.Add))
 		start := time.Now()
 		f := follower(e)
 		r := rawDial(t, f)
@@ -100,9 +96,9 @@ func TestForwardedWriteDoesNotTouch(t *testing.T) {
 		if xid, _, _, _ := header(r.recv()); xid != -2 {
 			t.Fatal("a cut-off follower does not answer pings")
 		}
-		time.Sleep(8 * time.Second)
+		end, _ := log.Await(time.Minute, zktest.Expired)
 		// 1 + 4.7 is within the third tick; 1.5 + 4.7 would be within the fourth.
-		if got := died.Sub(start); got != 6*time.Second {
+		if got := end.Time.Sub(start); got != 6*time.Second {
 			t.Errorf("expired after %v, want 6s", got)
 		}
 		if e.Leader().Exists("/e") || !f.Exists("/e") {
@@ -215,12 +211,8 @@ func TestLeaderStops(t *testing.T) {
 func TestElectionRenewsSessions(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T) {
-		var died time.Time
-		e := zktest.NewEnsemble(t, 3, zktest.WithOnTxn(func(x zktest.Txn) {
-			if x.Expired {
-				died = x.Time
-			}
-		}))
+		var log zktest.History
+		e := zktest.NewEnsemble(t, 3, zktest.WithOnTxn(log.Add))
 		r := rawDial(t, e.Leader())
 		r.open(4*time.Second, 0, nil)
 		time.Sleep(3500 * time.Millisecond)
@@ -233,8 +225,8 @@ func TestElectionRenewsSessions(t *testing.T) {
 			t.Fatalf("leader %v", e.Leader())
 		}
 		elected := time.Now().Add(-100 * time.Millisecond)
-		time.Sleep(10 * time.Second)
-		if d := died.Sub(elected); d != 6*time.Second {
+		end, _ := log.Await(time.Minute, zktest.Expired)
+		if d := end.Time.Sub(elected); d != 6*time.Second {
 			t.Errorf("expired %v after the election, want 6s: timeout plus the tick", d)
 		}
 	})
@@ -303,7 +295,7 @@ func TestPausedFollower(t *testing.T) {
 			t.Errorf("a stopped server does not accept: %v", err)
 		}
 		time.Sleep(15 * time.Second) // longer than the leader waits
-		c.states = nil
+		c.forget()
 		f.Resume()
 		c.await(t, zk.StateHasSession)
 		must[string](t)(c.Create("/y", nil, 0, world))

@@ -16,12 +16,8 @@ import (
 func TestExpiry(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T) {
-		var died time.Time
-		s := zktest.NewServer(t, zktest.WithTickTime(time.Second), zktest.WithOnTxn(func(x zktest.Txn) {
-			if x.Expired && len(x.Changes) == 1 && x.Changes[0].Path == "/e" {
-				died = x.Time
-			}
-		}))
+		var log zktest.History
+		s := zktest.NewServer(t, zktest.WithTickTime(time.Second), zktest.WithOnTxn(log.Add))
 		start := time.Now()
 		r := rawDial(t, s)
 		time.Sleep(300 * time.Millisecond)
@@ -40,8 +36,9 @@ func TestExpiry(t *testing.T) {
 			t.Error("a frame before the end of the expired session's connection")
 		}
 		// 2.7 + 4.5 = 7.2, so the eighth tick.
-		if got := died.Sub(start); got != 8*time.Second {
-			t.Errorf("expired after %v, want 8s", got)
+		end, _ := log.Find(zktest.Deletes("/e"))
+		if got := end.Time.Sub(start); got != 8*time.Second || !end.Expired || end.Session != id {
+			t.Errorf("expired after %v, want 8s: %+v", got, end)
 		}
 		if s.Exists("/e") || len(s.Sessions()) != 0 {
 			t.Error("something is left of the session")
@@ -212,7 +209,7 @@ func TestForgetfulServer(t *testing.T) {
 		if c.SessionID() == id {
 			t.Error("the session was resumed")
 		}
-		if slices.Contains(c.states, zk.StateExpired) {
+		if c.saw(zk.StateExpired) {
 			t.Error("the client was told that its session had expired")
 		}
 	})

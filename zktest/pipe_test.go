@@ -1,0 +1,134 @@
+package zktest
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func arrivals(t *testing.T, seed uint64) (at []time.Duration, got []byte) {
+	t.Helper()
+	a, b := newPipe(newNetwork(10*time.Millisecond, 20*time.Millisecond, seed), "a", "b")
+	start := time.Now()
+	go func() {
+		for i := byte(0); i < 50; i++ {
+			if _, err := a.Write([]byte{i}); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		a.Close()
+	}()
+	var p [1]byte
+	for {
+		_, err := b.Read(p[:])
+		if err == io.EOF {
+			return at, got
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		at = append(at, time.Since(start))
+		got = append(got, p[0])
+	}
+}
+
+// TestPipeOrder sees jitter delay messages and never reorder them, the same way for the same seed.
+func TestPipeOrder(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		at, got := arrivals(t, 1)
+		if len(got) != 50 || !slices.IsSorted(got) || !slices.IsSorted(at) {
+			t.Errorf("arrived: %v at %v", got, at)
+		}
+		for i, d := range at {
+			sent := time.Duration(i) * time.Millisecond
+			if d < sent+10*time.Millisecond || d > sent+30*time.Millisecond {
+				t.Errorf("message %d took %v", i, d-sent)
+			}
+		}
+		same, _ := arrivals(t, 1)
+		other, _ := arrivals(t, 2)
+		if !slices.Equal(at, same) || slices.Equal(at, other) {
+			t.Error("the delays do not follow from the seed")
+		}
+	})
+}
+
+func TestPipeDeadlines(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newPipe(newNetwork(0, 0, 0), "a", "b")
+		start := time.Now()
+		a.SetReadDeadline(start.Add(time.Second))
+		_, err := a.Read(make([]byte, 1))
+		var ne net.Error
+		if !errors.Is(err, os.ErrDeadlineExceeded) || !errors.As(err, &ne) || !ne.Timeout() || time.Since(start) != time.Second {
+			t.Errorf("after %v: %v", time.Since(start), err)
+		}
+		// A deadline moved while a read waits counts for that read.
+		a.SetReadDeadline(time.Time{})
+		go func() {
+			time.Sleep(time.Second)
+			a.SetReadDeadline(time.Now())
+		}()
+		if _, err := a.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("interrupted read: %v", err)
+		}
+		// Nobody reads: the buffer fills up and the write deadline ends the wait.
+		a.SetWriteDeadline(time.Now().Add(time.Second))
+		chunk := make([]byte, 1<<20)
+		var n int
+		for n = 0; ; n++ {
+			if _, err = a.Write(chunk); err != nil {
+				break
+			}
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) || n < 4 || n > 6 {
+			t.Errorf("%d MiB buffered, then %v", n, err)
+		}
+		// Reading makes room.
+		a.SetWriteDeadline(time.Time{})
+		go io.CopyN(io.Discard, b, 6<<20)
+		if _, err := a.Write(chunk); err != nil {
+			t.Error(err)
+		}
+		b.Close()
+	})
+}
+
+func TestPipeClose(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newPipe(newNetwork(5*time.Millisecond, 0, 0), "a", "b")
+		if _, err := a.Write([]byte("last")); err != nil {
+			t.Fatal(err)
+		}
+		a.Close()
+		if got, err := io.ReadAll(b); string(got) != "last" || err != nil {
+			t.Errorf("%q, %v", got, err)
+		}
+		if _, err := a.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("read on a closed end: %v", err)
+		}
+		if _, err := a.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("write on a closed end: %v", err)
+		}
+		if _, err := b.Write([]byte("x")); !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("write to a closed end: %v", err)
+		}
+		// Until the news has travelled, a write succeeds and its bytes are lost.
+		a, b = newPipe(newNetwork(5*time.Millisecond, 0, 0), "a", "b")
+		a.Close()
+		if _, err := b.Write([]byte("x")); err != nil {
+			t.Errorf("write before the close is known: %v", err)
+		}
+		b.Close()
+	})
+}
