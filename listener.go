@@ -3,7 +3,6 @@ package zklock
 import (
 	"fmt"
 	"runtime/debug"
-	"sync"
 	"time"
 )
 
@@ -85,7 +84,7 @@ func (c *Client) OnStateChange(fn func(StateChange)) (stop func()) {
 			}
 		}
 		c.mu.Unlock()
-		l.stop()
+		l.calls.stop()
 	}
 }
 
@@ -113,7 +112,7 @@ func (c *Client) setState(state ConnectionState, session int64, cause error) {
 	c.state = state
 	// Queued under the lock, so that every listener sees the changes in order.
 	for _, l := range c.listeners {
-		l.queueChange(change)
+		l.calls.run(func() { l.call(change) })
 	}
 	c.mu.Unlock()
 	if state == Reconnected {
@@ -121,44 +120,11 @@ func (c *Client) setState(state ConnectionState, session int64, cause error) {
 	}
 }
 
-// listener delivers changes to one function. Its goroutine lives only while there
-// is something to deliver, so that none is left when nothing happens.
+// listener delivers changes to one function.
 type listener struct {
-	c  *Client
-	fn func(StateChange)
-
-	mu      sync.Mutex
-	queue   []StateChange
-	running bool
-	stopped bool
-}
-
-func (l *listener) queueChange(ch StateChange) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.stopped {
-		return
-	}
-	l.queue = append(l.queue, ch)
-	if !l.running {
-		l.running = true
-		go l.deliver()
-	}
-}
-
-func (l *listener) deliver() {
-	for {
-		l.mu.Lock()
-		if len(l.queue) == 0 || l.stopped {
-			l.running = false
-			l.mu.Unlock()
-			return
-		}
-		ch := l.queue[0]
-		l.queue = l.queue[1:]
-		l.mu.Unlock()
-		l.call(ch)
-	}
+	c     *Client
+	fn    func(StateChange)
+	calls serial
 }
 
 func (l *listener) call(ch StateChange) {
@@ -169,11 +135,4 @@ func (l *listener) call(ch StateChange) {
 		}
 	}()
 	l.fn(ch)
-}
-
-func (l *listener) stop() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.stopped = true
-	l.queue = nil
 }

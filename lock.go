@@ -184,10 +184,20 @@ func (m *InterProcessMutex) acquire(ctx context.Context, try bool, opts []Acquir
 		return l, nil
 	case errors.Is(err, ErrHeld):
 		return nil, ErrHeld
+	case m.c.session().awaitUp(ended) != nil:
+		// No connection: what the servers said last belongs to the reason.
+		return nil, notAcquired(errors.Join(err, m.c.serverErrors()))
 	default:
 		return nil, notAcquired(err)
 	}
 }
+
+// ended is a context that is over, for a look without a wait.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
 
 // outcome is the label of zklock_acquire_seconds.
 func outcome(err error) string {

@@ -112,6 +112,8 @@ func (c *Client) makeNode(ctx context.Context, s *session, dir string, data []by
 	return nil, fmt.Errorf("the parents of %s vanished %d times while a node was made there", dir, maxRounds)
 }
 
+var errNoToken = errors.New("the create's zxid was not seen")
+
 // errAbsent: the create was not carried out.
 var errAbsent = errors.New("the node was not made")
 
@@ -135,7 +137,12 @@ func (c *Client) create(ctx context.Context, s *session, dir, id string, data []
 	case m := <-answer:
 		switch {
 		case m.err == nil:
-			return s.madeNode(m.path, id, s.czxid(box))
+			if token := s.czxid(box); token != 0 {
+				return s.madeNode(m.path, id, token)
+			}
+			// The reply passed the wrapper unseen. It is found by its uuid like one
+			// whose reply was lost.
+			return c.settle(ctx, s, dir, id, errNoToken)
 		case answered(m.err):
 			return nil, m.err
 		}

@@ -20,7 +20,8 @@ import (
 // opens a new one by itself; leases of the old one stay lost.
 type Client struct {
 	cfg   resolved
-	log   *slog.Logger
+	log   *slog.Logger // hands over to Config.Logger on a goroutine of its own
+	logs  *serial
 	met   *metrics
 	hosts *hosts.Provider
 
@@ -100,7 +101,7 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 	}
 	c := &Client{
 		cfg:       r,
-		log:       r.Logger,
+		logs:      new(serial),
 		hosts:     hosts.NewProvider(r.hosts.Addrs, r.Seed),
 		queues:    make(map[string]*queue),
 		known:     make(map[string]time.Time),
@@ -109,6 +110,7 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 		closing:   make(chan struct{}),
 		state:     Suspended,
 	}
+	c.log = slog.New(asyncHandler{r.Logger.Handler(), c.logs})
 	if c.met, err = newMetrics(r.Registerer, r.Root); err != nil {
 		return nil, err
 	}
@@ -207,7 +209,11 @@ func (c *Client) live(ctx context.Context) (*session, error) {
 		if ctx.Err() != nil || errors.Is(err, ErrAuthFailed) {
 			return nil, err
 		}
-		// The session was lost; the next one is already there.
+		select {
+		case <-s.replaced:
+		case <-c.closing:
+		case <-ctx.Done():
+		}
 	}
 }
 
@@ -240,6 +246,7 @@ func (c *Client) sessionLost(s *session, reason Reason, cause error) {
 	}
 	next.authErr = s.authFailure()
 	c.sess = next
+	close(s.replaced)
 	next.start()
 }
 
@@ -305,6 +312,7 @@ func (c *Client) shutdown() error {
 	}
 	c.setState(Closed, id, nil)
 	await(c.tasks.done())
+	await(c.logs.drained())
 	return errors.Join(errs...)
 }
 
@@ -320,7 +328,10 @@ type session struct {
 	cancel context.CancelCauseFunc
 	begun  chan struct{} // closed by start: conn is set
 	dead   chan struct{} // closed when lost or ended
-	wake   chan struct{} // tells the keeper to look again
+	// replaced is closed when the client has the next session. The gates of this
+	// one's leases are closed by then.
+	replaced chan struct{}
+	wake     chan struct{} // tells the keeper to look again
 
 	mu        sync.Mutex
 	id        int64         // 0 until the first connect response
@@ -351,14 +362,15 @@ var errSessionOver = errors.New("the session is over")
 
 func (c *Client) newSession() (*session, error) {
 	s := &session{
-		c:       c,
-		begun:   make(chan struct{}),
-		dead:    make(chan struct{}),
-		wake:    make(chan struct{}, 1),
-		changed: make(chan struct{}),
-		beats:   make(map[*beat]struct{}),
-		holds:   make(map[*hold]struct{}),
-		creates: make(map[string]*czxidBox),
+		c:        c,
+		begun:    make(chan struct{}),
+		dead:     make(chan struct{}),
+		replaced: make(chan struct{}),
+		wake:     make(chan struct{}, 1),
+		changed:  make(chan struct{}),
+		beats:    make(map[*beat]struct{}),
+		holds:    make(map[*hold]struct{}),
+		creates:  make(map[string]*czxidBox),
 	}
 	s.dials, s.cancel = context.WithCancelCause(context.Background())
 	// The library shuffles and formats the list; ours is what it asks for addresses.

@@ -1,9 +1,12 @@
 package zklock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -68,8 +71,9 @@ func (s *session) beat() time.Duration {
 	h := heartbeat(s.timeout)
 	end := s.endLocked()
 	if !now.Before(end) {
+		err := s.silenceLocked(now)
 		s.mu.Unlock()
-		s.lose(TrustExpired, fmt.Errorf("no proof of the session since %v ago", now.Sub(s.anchor).Round(time.Millisecond)))
+		s.lose(TrustExpired, err)
 		return h
 	}
 	next := end
@@ -117,6 +121,14 @@ func (s *session) endLocked() time.Time {
 	return s.lastTouch.Add(s.timeout)
 }
 
+// silenceLocked says how long nothing has been heard.
+func (s *session) silenceLocked(now time.Time) error {
+	if len(s.holds) > 0 {
+		return fmt.Errorf("nothing proves that session %s has been heard of in the last %v", hexID(s.id), now.Sub(s.anchor).Round(time.Millisecond))
+	}
+	return fmt.Errorf("no request of session %s was answered in the last %v", hexID(s.id), now.Sub(s.lastTouch).Round(time.Millisecond))
+}
+
 // oldestBeatLocked returns when the oldest unanswered proof or ping was sent.
 func (s *session) oldestBeatLocked(w *wire.Conn) (oldest time.Time, waiting bool) {
 	oldest, waiting = w.OldestPing()
@@ -143,7 +155,8 @@ func (s *session) sendBeatLocked(w *wire.Conn, now time.Time) {
 		}
 		chunk, size = nil, 0
 	}
-	for h := range s.holds {
+	// In the order of their tokens, so that a run can be repeated.
+	for _, h := range slices.SortedFunc(maps.Keys(s.holds), func(a, b *hold) int { return cmp.Compare(a.token, b.token) }) {
 		if len(chunk) == maxProof || size+len(h.node) > maxProofBytes {
 			flush()
 		}
@@ -265,11 +278,12 @@ func (s *session) trustUntil() time.Time {
 func (s *session) checkTrust() {
 	now := s.c.cfg.Clock.Now()
 	s.mu.Lock()
-	over := !s.isDead && !now.Before(s.deadline)
-	since := now.Sub(s.anchor)
+	// Without a lease nothing proves the session, and D means nothing.
+	over := !s.isDead && len(s.holds) > 0 && !now.Before(s.deadline)
+	err := s.silenceLocked(now)
 	s.mu.Unlock()
 	if over {
-		s.lose(TrustExpired, fmt.Errorf("no proof of the session since %v ago", since.Round(time.Millisecond)))
+		s.lose(TrustExpired, err)
 	}
 }
 

@@ -188,7 +188,12 @@ func (c *Conn) Kill(err error) {
 		c.killed = err
 	}
 	c.mu.Unlock()
-	_ = c.Conn.Close()
+	// Under TLS the socket itself is closed: a farewell could block.
+	if under, ok := c.Conn.(interface{ NetConn() net.Conn }); ok {
+		_ = under.NetConn().Close()
+	} else {
+		_ = c.Conn.Close()
+	}
 	c.down(err)
 }
 
