@@ -194,14 +194,18 @@ func (c *Cluster) start(ctx context.Context) error {
 	for i := range c.opts.Servers {
 		peers = append(peers, c.peers.host(i))
 	}
-	for i := range c.opts.Servers {
-		s, err := newServer(ctx, c, i+1, c.clients.host(i), peers)
-		if err != nil {
+	for i, peer := range peers {
+		c.servers = append(c.servers, &Server{
+			id: i + 1, cluster: c, docker: c.docker, clientAddr: c.clients.host(i), peerAddr: peer,
+		})
+	}
+	err = c.each(func(s *Server) error {
+		if err := s.create(ctx, c.opts.environment(s.id, peers)); err != nil {
 			return err
 		}
-		c.servers = append(c.servers, s)
-	}
-	if err := c.each(func(s *Server) error { return s.Start(ctx) }); err != nil {
+		return s.Start(ctx)
+	})
+	if err != nil {
 		return err
 	}
 	return c.WaitQuorum(ctx)
@@ -263,7 +267,7 @@ func (c *Cluster) Dump() string {
 	defer cancel()
 	var b strings.Builder
 	for _, s := range c.servers {
-		fmt.Fprintf(&b, "---- server %d at %s: %s\n%s\n", s.id, s.Addr(), s.state(), s.logs(ctx, 150))
+		fmt.Fprintf(&b, "---- server %d at %s: %s\n%s\n", s.id, s.Addr(), s.state(), s.logs(ctx, 400))
 	}
 	return b.String()
 }

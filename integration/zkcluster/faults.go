@@ -73,6 +73,9 @@ func (s *Server) HealClients(ctx context.Context) error {
 
 // StallUplink silently drops what clients send and lets through what the server sends. After HealClients the
 // clients' kernels send the backlog again, at the latest after the time they had already waited.
+//
+// Acknowledgements are dropped with the rest, as on a real line. So if the server had something on its way
+// when the stall began, its kernel holds back what comes after it, watch events too, from about 0.2 s on.
 func (s *Server) StallUplink(ctx context.Context) error {
 	return s.setCuts(ctx, func(c *cuts) { c.toServer, c.fromServer = true, false })
 }
@@ -85,7 +88,7 @@ func (s *Server) DetachPeers(ctx context.Context) error {
 	if s.detached {
 		return nil
 	}
-	if err := s.cluster.peers.disconnect(ctx, s.ContainerID()); err != nil {
+	if err := s.cluster.peers.disconnect(ctx, s.container); err != nil {
 		return fmt.Errorf("detaching from the peers: %w", err)
 	}
 	s.detached = true
@@ -103,7 +106,7 @@ func (s *Server) attach(ctx context.Context) error {
 	if !s.detached {
 		return nil
 	}
-	if err := s.cluster.peers.connect(ctx, s.ContainerID(), s.peerAddr); err != nil {
+	if err := s.cluster.peers.connect(ctx, s.container, s.peerAddr); err != nil {
 		return fmt.Errorf("attaching to the peers: %w", err)
 	}
 	s.detached = false
@@ -183,7 +186,7 @@ func (s *Server) restoreFromHost(ctx context.Context, nsenter, restore, rules st
 }
 
 func (s *Server) restoreInside(ctx context.Context, rules string) error {
-	made, err := s.docker.ExecCreate(ctx, s.ContainerID(), client.ExecCreateOptions{
+	made, err := s.docker.ExecCreate(ctx, s.container, client.ExecCreateOptions{
 		User:         "root",
 		Cmd:          []string{"sh", "-c", `printf %s "$1" | iptables-restore`, "sh", rules},
 		AttachStdout: true,

@@ -33,7 +33,7 @@ type Server struct {
 	id         int
 	cluster    *Cluster
 	docker     *client.Client
-	container  *testcontainers.DockerContainer
+	container  string // its id; empty until it is made
 	clientAddr netip.Addr
 	peerAddr   netip.Addr
 
@@ -47,25 +47,24 @@ type Server struct {
 	pid      int // process 1 of the container as the host sees it; 0 if the host does not see it
 }
 
-// newServer makes the container of a server and does not start it.
-func newServer(ctx context.Context, c *Cluster, id int, clientAddr netip.Addr, peers []netip.Addr) (*Server, error) {
-	s := &Server{id: id, cluster: c, docker: c.docker, clientAddr: clientAddr, peerAddr: peers[id-1]}
+// create makes the server's container and does not start it.
+func (s *Server) create(ctx context.Context, env map[string]string) error {
+	c := s.cluster
 	joinPeers := func(ctx context.Context, made testcontainers.Container) error {
 		return c.peers.connect(ctx, made.GetContainerID(), s.peerAddr)
 	}
-	var err error
-	s.container, err = testcontainers.Run(ctx, c.image,
+	made, err := testcontainers.Run(ctx, c.image,
 		testcontainers.WithNoStart(),
-		testcontainers.WithName(fmt.Sprintf("%s-zk%d", c.name, id)),
+		testcontainers.WithName(fmt.Sprintf("%s-zk%d", c.name, s.id)),
 		testcontainers.WithLabels(labels()),
-		testcontainers.WithEnv(c.opts.environment(id, peers)),
+		testcontainers.WithEnv(env),
 		testcontainers.WithHostConfigModifier(func(host *container.HostConfig) {
 			// For iptables inside, on a machine where the host cannot enter the container's network.
 			host.CapAdd = []string{"NET_ADMIN"}
 			host.NetworkMode = container.NetworkMode(c.clients.name)
 		}),
 		testcontainers.WithEndpointSettingsModifier(func(settings map[string]*network.EndpointSettings) {
-			settings[c.clients.name] = c.clients.endpoint(clientAddr)
+			settings[c.clients.name] = c.clients.endpoint(s.clientAddr)
 		}),
 		// Engines before API 1.44 take one network when a container is made, hence the second one later, and
 		// before the start, since a server binds to its address among the peers.
@@ -73,10 +72,13 @@ func newServer(ctx context.Context, c *Cluster, id int, clientAddr netip.Addr, p
 			PostCreates: []testcontainers.ContainerHook{joinPeers},
 		}),
 	)
-	if err != nil {
-		return nil, fmt.Errorf("making the container of server %d: %w", id, err)
+	if made != nil { // also beside an error, when the container was made and a later step failed
+		s.container = made.GetContainerID()
 	}
-	return s, nil
+	if err != nil {
+		return fmt.Errorf("making the container: %w", err)
+	}
+	return nil
 }
 
 // ID returns the server's id in the ensemble, from 1 up.
@@ -88,7 +90,7 @@ func (s *Server) Addr() string {
 }
 
 // ContainerID returns the id of the server's container, for what this package does not do.
-func (s *Server) ContainerID() string { return s.container.GetContainerID() }
+func (s *Server) ContainerID() string { return s.container }
 
 // Start starts the process of a server that was killed or stopped, with its data and at its old address.
 // It does not wait until the server serves: see WaitServing. A cut that was made before still stands.
@@ -98,7 +100,7 @@ func (s *Server) Start(ctx context.Context) error {
 	if s.running {
 		return nil
 	}
-	if _, err := s.docker.ContainerStart(ctx, s.ContainerID(), client.ContainerStartOptions{}); err != nil {
+	if _, err := s.docker.ContainerStart(ctx, s.container, client.ContainerStartOptions{}); err != nil {
 		return fmt.Errorf("starting: %w", err)
 	}
 	s.running = true
@@ -116,7 +118,7 @@ func (s *Server) Start(ctx context.Context) error {
 // Kill ends the server with SIGKILL. Its clients see their connections closed.
 func (s *Server) Kill(ctx context.Context) error {
 	return s.end(ctx, func() error {
-		_, err := s.docker.ContainerKill(ctx, s.ContainerID(), client.ContainerKillOptions{Signal: "KILL"})
+		_, err := s.docker.ContainerKill(ctx, s.container, client.ContainerKillOptions{Signal: "KILL"})
 		return err
 	})
 }
@@ -125,7 +127,7 @@ func (s *Server) Kill(ctx context.Context) error {
 func (s *Server) Stop(ctx context.Context) error {
 	return s.end(ctx, func() error {
 		seconds := 10
-		_, err := s.docker.ContainerStop(ctx, s.ContainerID(), client.ContainerStopOptions{Timeout: &seconds})
+		_, err := s.docker.ContainerStop(ctx, s.container, client.ContainerStopOptions{Timeout: &seconds})
 		return err
 	})
 }
@@ -151,7 +153,7 @@ func (s *Server) end(ctx context.Context, signal func() error) error {
 	if err := s.thaw(ctx); err != nil { // a frozen container takes no signal
 		return err
 	}
-	gone := s.docker.ContainerWait(ctx, s.ContainerID(), client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
+	gone := s.docker.ContainerWait(ctx, s.container, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
 	if err := signal(); err != nil && !errdefs.IsConflict(err) { // a conflict says that it had ended by itself
 		return fmt.Errorf("ending: %w", err)
 	}
@@ -202,7 +204,7 @@ func (s *Server) Freeze(ctx context.Context) error {
 	if s.frozen {
 		return nil
 	}
-	if _, err := s.docker.ContainerPause(ctx, s.ContainerID(), client.ContainerPauseOptions{}); err != nil {
+	if _, err := s.docker.ContainerPause(ctx, s.container, client.ContainerPauseOptions{}); err != nil {
 		return fmt.Errorf("freezing: %w", err)
 	}
 	s.frozen = true
@@ -220,7 +222,7 @@ func (s *Server) thaw(ctx context.Context) error {
 	if !s.frozen {
 		return nil
 	}
-	if _, err := s.docker.ContainerUnpause(ctx, s.ContainerID(), client.ContainerUnpauseOptions{}); err != nil {
+	if _, err := s.docker.ContainerUnpause(ctx, s.container, client.ContainerUnpauseOptions{}); err != nil {
 		return fmt.Errorf("thawing: %w", err)
 	}
 	s.frozen = false
@@ -238,7 +240,7 @@ func (s *Server) signal(ctx context.Context, sig syscall.Signal) error {
 		}
 		return nil
 	}
-	_, err := s.docker.ContainerKill(ctx, s.ContainerID(), client.ContainerKillOptions{Signal: strconv.Itoa(int(sig))})
+	_, err := s.docker.ContainerKill(ctx, s.container, client.ContainerKillOptions{Signal: strconv.Itoa(int(sig))})
 	if err != nil {
 		return fmt.Errorf("%s: %w", sig, err)
 	}
@@ -248,7 +250,7 @@ func (s *Server) signal(ctx context.Context, sig syscall.Signal) error {
 // findProcess looks up the server's process among those of this machine. An engine in a virtual machine
 // reports numbers that mean something else here, so the process must name the container.
 func (s *Server) findProcess(ctx context.Context) error {
-	seen, err := s.docker.ContainerInspect(ctx, s.ContainerID(), client.ContainerInspectOptions{})
+	seen, err := s.docker.ContainerInspect(ctx, s.container, client.ContainerInspectOptions{})
 	if err != nil {
 		return err
 	}
@@ -258,7 +260,7 @@ func (s *Server) findProcess(ctx context.Context) error {
 	}
 	pid := seen.Container.State.Pid
 	group, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	if err == nil && bytes.Contains(group, []byte(s.ContainerID())) {
+	if err == nil && bytes.Contains(group, []byte(s.container)) {
 		s.pid = pid
 	}
 	return nil
@@ -268,6 +270,9 @@ func (s *Server) findProcess(ctx context.Context) error {
 func (s *Server) state() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.container == "" {
+		return "not made"
+	}
 	words := []string{"running"}
 	if !s.running {
 		words[0] = "ended"
@@ -290,9 +295,12 @@ func (s *Server) state() string {
 	return strings.Join(words, ", ")
 }
 
-// logs returns the last lines that the server wrote.
+// logs returns the last lines that the server wrote, without those about the questions of this package.
 func (s *Server) logs(ctx context.Context, lines int) string {
-	out, err := s.docker.ContainerLogs(ctx, s.ContainerID(), client.ContainerLogsOptions{
+	if s.container == "" {
+		return ""
+	}
+	out, err := s.docker.ContainerLogs(ctx, s.container, client.ContainerLogsOptions{
 		ShowStdout: true, ShowStderr: true, Tail: strconv.Itoa(lines),
 	})
 	if err != nil {
@@ -303,17 +311,26 @@ func (s *Server) logs(ctx context.Context, lines int) string {
 	if _, err := stdcopy.StdCopy(&text, &text, out); err != nil {
 		fmt.Fprintf(&text, "\n(the logs end here: %v)", err)
 	}
-	return text.String()
+	var kept strings.Builder
+	for line := range strings.Lines(text.String()) {
+		if !strings.Contains(line, "INFO NIOServerCnxn - Processing ") {
+			kept.WriteString(line)
+		}
+	}
+	return kept.String()
 }
 
 // remove ends the server whatever its state and removes its container and data.
 func (s *Server) remove(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.container == "" {
+		return nil
+	}
 	if err := s.thaw(ctx); err != nil {
 		return err
 	}
-	_, err := s.docker.ContainerRemove(ctx, s.ContainerID(), client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	_, err := s.docker.ContainerRemove(ctx, s.container, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 	if err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}

@@ -1,0 +1,138 @@
+// Package integration runs zklock against real ZooKeeper servers.
+package integration
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/go-zklock/zklock"
+	"github.com/go-zklock/zklock/integration/zkcluster"
+)
+
+func TestMain(m *testing.M) { os.Exit(zkcluster.Main(m)) }
+
+// ensemble has ZooKeeper's sample settings: a tick of two seconds, and five of them
+// until a server that is cut off gives up.
+var ensemble = zkcluster.NewShared(zkcluster.Options{Servers: 3})
+
+// patience bounds each wait for an event. How long things take is printed, not
+// asserted.
+const patience = 2 * time.Minute
+
+func must(t testing.TB, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// clientOf connects to servers, and keeps its log for a failure.
+func clientOf(t testing.TB, servers []string, timeout time.Duration, opts ...func(*zklock.Config)) *zklock.Client {
+	t.Helper()
+	log := &logBuffer{}
+	cfg := zklock.Config{
+		Servers: servers, SessionTimeout: timeout, TickTime: 2 * time.Second,
+		Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	for _, o := range opts {
+		o(&cfg)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c, err := zklock.Connect(ctx, cfg)
+	must(t, "connect", err)
+	t.Cleanup(func() {
+		_ = c.Close()
+		if t.Failed() {
+			t.Logf("client with T = %v:\n%s", timeout, log)
+		}
+	})
+	return c
+}
+
+func mutexOf(t testing.TB, c *zklock.Client, path string) *zklock.InterProcessMutex {
+	t.Helper()
+	m, err := zklock.NewInterProcessMutex(c, path)
+	must(t, "mutex", err)
+	return m
+}
+
+func acquire(t testing.TB, m *zklock.InterProcessMutex) *zklock.Lease {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	l, err := m.Acquire(ctx)
+	must(t, "acquire "+m.Path(), err)
+	return l
+}
+
+// observe opens a plain session on one server, for looking from outside.
+func observe(t testing.TB, server *zkcluster.Server) *zk.Conn {
+	t.Helper()
+	conn, events, err := zk.Connect([]string{server.Addr()}, 20*time.Second, zk.WithLogger(silent{}))
+	must(t, "observer", err)
+	t.Cleanup(conn.Close)
+	deadline := time.After(patience)
+	for {
+		select {
+		case ev := <-events:
+			if ev.State == zk.StateHasSession {
+				return conn
+			}
+		case <-deadline:
+			t.Fatalf("no session for the observer on %s", server.Addr())
+		}
+	}
+}
+
+type silent struct{}
+
+func (silent) Printf(string, ...any) {}
+
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// uniquePath is a lock path that no other test uses.
+func uniquePath(t testing.TB) string {
+	pathCount.Lock()
+	defer pathCount.Unlock()
+	pathCount.n++
+	return fmt.Sprintf("/dedup/it-%d-%d", os.Getpid(), pathCount.n)
+}
+
+var pathCount struct {
+	sync.Mutex
+	n int
+}
+
+// await waits for a channel and fails the test when nothing happens.
+func await(t testing.TB, what string, ch <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-ch:
+	case <-time.After(patience):
+		t.Fatalf("%s: nothing within %v", what, patience)
+	}
+}

@@ -1,0 +1,258 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/go-zklock/zklock"
+	"github.com/go-zklock/zklock/integration/zkcluster"
+)
+
+// These tests show what zklock is for: a holder steps down before the ensemble can
+// give its lock away, whatever is cut. One process holds all the clocks that are
+// compared.
+
+// sample is one held lock during a cut.
+type sample struct {
+	timeout  time.Duration
+	lease    *zklock.Lease
+	begun    time.Time // before the create was sent
+	canceled time.Time // when the context ended
+	awaited  error     // what Await said then
+	seen     time.Time // the last time a synced read still began and found the node
+	gone     time.Time // the first time a synced read did not find it
+	held     bool      // whether the lease still said Held when the node was gone
+}
+
+// lead is at least how long the holder had stepped down when the node went.
+func (s *sample) lead() time.Duration { return s.seen.Sub(s.canceled) }
+
+// watchSample follows one lease until both its context has ended and its node is gone.
+func watchSample(ctx context.Context, s *sample, observer *zk.Conn) error {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case <-s.lease.Context().Done():
+			s.canceled = time.Now()
+			s.awaited = s.lease.Await(ctx)
+		case <-ctx.Done():
+		}
+	})
+	var err error
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			began := time.Now()
+			if _, e := observer.Sync(s.lease.Path()); e != nil {
+				err = fmt.Errorf("observer: sync: %w", e)
+				return
+			}
+			there, _, e := observer.Exists(s.lease.Path())
+			if e != nil {
+				err = fmt.Errorf("observer: exists: %w", e)
+				return
+			}
+			if !there {
+				s.gone = time.Now()
+				s.held = s.lease.State() == zklock.LeaseHeld
+				return
+			}
+			s.seen = began
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	wg.Wait()
+	if err == nil && (s.gone.IsZero() || s.canceled.IsZero()) {
+		err = fmt.Errorf("T = %v: context ended: %v, node gone: %v", s.timeout, !s.canceled.IsZero(), !s.gone.IsZero())
+	}
+	return err
+}
+
+// cut is one kind of fault.
+type cut struct {
+	name     string
+	timeouts []time.Duration // of ten clients, in turn
+	trust    zklock.TrustMode
+	// idle clients acquire right before the fault; the others have held for a while.
+	idle bool
+	do   func(ctx context.Context, server *zkcluster.Server) error
+}
+
+const clientsPerCut = 10
+
+// run makes one cut under ten clients and returns what was seen of each.
+func (c cut) run(t *testing.T) []*sample {
+	t.Helper()
+	cluster := ensemble.Get(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	followers, err := cluster.Followers(ctx)
+	must(t, "followers", err)
+	// The holders' server is a follower: a leader that is cut off starts every
+	// session's time anew, which only makes room.
+	server := followers[0]
+	leader, err := cluster.Leader(ctx)
+	must(t, "leader", err)
+	observer := observe(t, leader)
+
+	samples := make([]*sample, clientsPerCut)
+	mutexes := make([]*zklock.InterProcessMutex, clientsPerCut)
+	for i := range samples {
+		samples[i] = &sample{timeout: c.timeouts[i%len(c.timeouts)]}
+		client := clientOf(t, []string{server.Addr()}, samples[i].timeout, func(cfg *zklock.Config) { cfg.Trust = c.trust })
+		mutexes[i] = mutexOf(t, client, uniquePath(t))
+		if c.idle {
+			// The path is made beforehand, so that the create is the first write after
+			// a long time of pings only.
+			must(t, "warm", acquire(t, mutexes[i]).Release(ctx))
+		}
+	}
+	// Each client is at another point between two heartbeats when the cut comes.
+	settle := 2 * c.timeouts[len(c.timeouts)-1] / 3
+	var wg sync.WaitGroup
+	errs := make([]error, clientsPerCut)
+	take := func(i int) {
+		samples[i].begun = time.Now()
+		samples[i].lease, errs[i] = mutexes[i].Acquire(ctx)
+	}
+	if c.idle {
+		time.Sleep(settle)
+	}
+	for i := range samples {
+		wg.Go(func() {
+			if !c.idle {
+				time.Sleep(time.Duration(rand.Int64N(int64(samples[i].timeout) / 6)))
+			}
+			take(i)
+		})
+	}
+	wg.Wait()
+	must(t, "acquire", errors.Join(errs...))
+	if !c.idle {
+		time.Sleep(settle)
+	}
+
+	must(t, c.name, c.do(ctx, server))
+	for i, s := range samples {
+		wg.Go(func() { errs[i] = watchSample(ctx, s, observer) })
+	}
+	wg.Wait()
+	must(t, "samples", errors.Join(errs...))
+	return samples
+}
+
+// cuts are the five kinds of the contract's S2.
+var cuts = []cut{
+	{
+		name:     "server cut off from the quorum",
+		timeouts: []time.Duration{6 * time.Second, 12 * time.Second},
+		do:       func(ctx context.Context, s *zkcluster.Server) error { return s.CutPeers(ctx) },
+	},
+	{
+		name:     "silent partition between client and server",
+		timeouts: []time.Duration{6 * time.Second, 12 * time.Second},
+		do:       func(ctx context.Context, s *zkcluster.Server) error { return s.CutClients(ctx) },
+	},
+	{
+		name:     "server stopped",
+		timeouts: []time.Duration{6 * time.Second, 12 * time.Second},
+		do:       func(ctx context.Context, s *zkcluster.Server) error { return s.Pause(ctx) },
+	},
+	{
+		name:     "server stopped right after an idle client's first create",
+		timeouts: []time.Duration{6 * time.Second, 12 * time.Second, 30 * time.Second},
+		idle:     true,
+		do:       func(ctx context.Context, s *zkcluster.Server) error { return s.Pause(ctx) },
+	},
+	stalled(6 * time.Second),
+	stalled(12 * time.Second),
+}
+
+// stalled loses what the clients send for 0.6 T, lets the backlog be answered, and
+// stops the server.
+func stalled(timeout time.Duration) cut {
+	return cut{
+		name:     fmt.Sprintf("uplink stalled for 0.6 T of %v, then server stopped", timeout),
+		timeouts: []time.Duration{timeout},
+		do: func(ctx context.Context, s *zkcluster.Server) error {
+			if err := s.StallUplink(ctx); err != nil {
+				return err
+			}
+			time.Sleep(6 * timeout / 10)
+			if err := s.HealClients(ctx); err != nil {
+				return err
+			}
+			// The kernel sends the backlog again within its retransmission time, which
+			// has grown to about as long as the stall so far.
+			time.Sleep(timeout / 10)
+			return s.Pause(ctx)
+		},
+	}
+}
+
+func TestHolderStepsDownBeforeItsNodeGoes(t *testing.T) {
+	for round := range zkcluster.Repeat(t) {
+		for _, c := range cuts {
+			t.Run(fmt.Sprintf("%s/%d", c.name, round), func(t *testing.T) {
+				least := time.Hour
+				for _, s := range c.run(t) {
+					t.Logf("T = %-3v lead %v", s.timeout, s.lead().Round(time.Millisecond))
+					least = min(least, s.lead())
+					if s.lead() < 0 {
+						t.Errorf("T = %v: the node was gone %v before the holder's context ended", s.timeout, -s.lead())
+					}
+					if !errors.Is(s.awaited, zklock.ErrLost) {
+						t.Errorf("T = %v: Await said %v after the context had ended", s.timeout, s.awaited)
+					}
+				}
+				t.Logf("least lead: %v", least.Round(time.Millisecond))
+			})
+		}
+	}
+}
+
+// Without proofs by quorum writes a holder whose server is cut off must be seen to
+// overlap; otherwise the test above proves nothing.
+func TestControlTrustConnectionOverlaps(t *testing.T) {
+	c := cuts[0]
+	c.trust = zklock.TrustConnection
+	overlaps := 0
+	for _, s := range c.run(t) {
+		t.Logf("T = %-3v lead %v, still Held when the node was gone: %v", s.timeout, s.lead().Round(time.Millisecond), s.held)
+		if s.held {
+			overlaps++
+		}
+	}
+	if overlaps == 0 {
+		t.Error("no overlap: the cut does not do what the test above needs")
+	}
+}
+
+// A rule that trusts a session until T after its last committed write, without going
+// back to what the leader has heard, must be seen to be late for the first lease of
+// an idle client. The create was sent after begun, so that rule's deadline is begun +
+// T − T/100 at the earliest.
+func TestControlUnanchoredRuleIsLate(t *testing.T) {
+	late := 0
+	const tries = 3 // a leader rounds an expiry up to the next tick, which can hide it
+	for range tries {
+		for _, s := range cuts[3].run(t) {
+			unanchored := s.begun.Add(s.timeout - s.timeout/100)
+			t.Logf("T = %-3v the unanchored rule's deadline is %v after the node went; ours was %v before", s.timeout,
+				unanchored.Sub(s.gone).Round(time.Millisecond), s.lead().Round(time.Millisecond))
+			if unanchored.After(s.gone) {
+				late++
+			}
+		}
+		if late > 0 {
+			return
+		}
+	}
+	t.Error("the unanchored rule was never late: the case does not test the anchor")
+}
