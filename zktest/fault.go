@@ -255,7 +255,7 @@ func requestPaths(op Op, d decoder) []string {
 	switch op {
 	case OpMulti:
 		var paths []string
-		for _, w := range decodeMulti(&d) {
+		for _, w := range decodeMulti(&d, true) {
 			paths = append(paths, w.path)
 		}
 		return paths

@@ -91,7 +91,7 @@ func TestUndecodable(t *testing.T) {
 		for _, op := range []zktest.Op{
 			zktest.OpCreate, zktest.OpDelete, zktest.OpExists, zktest.OpGetData, zktest.OpSetData, zktest.OpGetACL,
 			zktest.OpSetACL, zktest.OpGetChildren, zktest.OpGetChildren2, zktest.OpSync, zktest.OpMulti, zktest.OpCreate2,
-			zktest.OpCreateContainer, zktest.OpCreateTTL, zktest.OpSetWatches, zktest.OpSetWatches2, zktest.OpCheck,
+			zktest.OpCreateContainer, zktest.OpCreateTTL, zktest.OpSetWatches, zktest.OpSetWatches2,
 		} {
 			r.request(7, op, []byte{0x7f, 0xff, 0xff, 0xff, 1})
 			xid, _, code, _ := header(r.recv())
@@ -100,6 +100,55 @@ func TestUndecodable(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestVersions shows where 3.8 and 3.9 differ: the zxid of an event, exists without the right to read, a create2 in a
+// multi, a check outside of one, and the transaction id of a write that cannot be decoded.
+func TestVersions(t *testing.T) {
+	t.Parallel()
+	for _, version := range []string{"3.8.4", "3.9.3"} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			bubble(t, func(t *testing.T) {
+				since39 := version == "3.9.3"
+				s := zktest.NewServer(t, func(c *zktest.Config) { c.Version = version })
+				ok(t, s.Create("/n", nil))
+				r := rawDial(t, s)
+				r.open(10*time.Second, 0, nil)
+				acl := slices.Concat(i32(1), i32(31), str("digest"), str("u:x"))
+				r.request(1, zktest.OpSetACL, slices.Concat(str("/n"), acl, i32(-1)))
+				r.recv()
+				r.request(2, zktest.OpExists, append(str("/n"), 0))
+				if _, _, code, _ := header(r.recv()); (code == zktest.CodeNoAuth) != since39 {
+					t.Errorf("exists without rights: %v", code)
+				}
+				r.request(3, zktest.OpExists, append(str("/new"), 1))
+				r.recv()
+				ok(t, s.Create("/new", nil))
+				if _, zxid, _, _ := header(r.recv()); (zxid > 0) != since39 {
+					t.Errorf("event with zxid %d", zxid)
+				}
+				create := slices.Concat(str("/m"), i32(-1), i32(1), i32(31), str("world"), str("anyone"), i32(0))
+				r.request(4, zktest.OpMulti, slices.Concat(i32(15), []byte{0}, i32(-1), create, i32(-1), []byte{1}, i32(-1)))
+				_, _, _, body := header(r.recv())
+				if kind := body[3]; (kind == 15) != since39 {
+					t.Errorf("create2 in a multi answers as %d", kind)
+				}
+				before := s.Zxid()
+				r.request(5, zktest.OpDelete, []byte{1})
+				r.recv()
+				if (s.Zxid() == before) != since39 {
+					t.Errorf("an undecodable write took %d transactions", s.Zxid()-before)
+				}
+				r.request(6, zktest.OpCheck, append(str("/n"), i32(-1)...))
+				r.request(7, zktest.OpPing, nil)
+				xid, _, code, _ := header(r.recv())
+				if since39 && code != zktest.CodeUnimplemented || !since39 && xid != -2 {
+					t.Errorf("check alone: reply %d, %v", xid, code)
+				}
+			})
+		})
+	}
 }
 
 func TestUnknownOperationReply(t *testing.T) {

@@ -5,8 +5,9 @@ package zktest
 // success, and the results are error records: 0 before the failed one, its code, and runtime inconsistency after it.
 
 // decodeMulti reads the list of operations. Each has a header of type, a done flag and an error field; a header with
-// the flag set ends the list.
-func decodeMulti(d *decoder) []writeOp {
+// the flag set ends the list. A create whose flags say container is one, whatever its type; before 3.9, its type
+// counts for nothing else.
+func decodeMulti(d *decoder, since39 bool) []writeOp {
 	var ops []writeOp
 	for {
 		op, done := Op(d.int32()), d.bool()
@@ -23,21 +24,30 @@ func decodeMulti(d *decoder) []writeOp {
 			d.err = errShort
 			return nil
 		}
-		ops = append(ops, decodeWrite(op, d))
+		w := decodeWrite(op, d)
 		if d.err != nil {
 			return nil
 		}
+		switch op {
+		case OpCreate, OpCreate2, OpCreateContainer:
+			switch {
+			case w.flags == flagTTL || w.flags == flagSeqTTL, since39 && (w.flags < 0 || w.flags > flagSeqTTL):
+				d.err = errShort
+				return nil
+			case w.flags == flagContainer:
+				w.op = OpCreateContainer
+			case !since39:
+				w.op = OpCreate
+			}
+		}
+		ops = append(ops, w)
 	}
 }
 
 func (cl *cluster) processMulti(r *request) {
-	ops := decodeMulti(r.body)
+	ops := decodeMulti(r.body, cl.cfg.since39())
 	if r.body.err != nil {
-		// The real server commits an error transaction here, unlike for the other operations.
-		t := cl.newTxn(OpMulti, r.session, nil)
-		t.code = CodeMarshalling
-		cl.commit(t)
-		cl.bounce(r, CodeMarshalling)
+		cl.undecodable(r)
 		return
 	}
 	t := cl.newTxn(OpMulti, r.session, r)

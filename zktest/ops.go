@@ -81,7 +81,7 @@ func (o *Ops) count(op Op) {
 
 // countMulti looks whether a multi is a proof; mu is held.
 func (o *Ops) countMulti(body []byte) {
-	ops := decodeMulti(&decoder{b: body})
+	ops := decodeMulti(&decoder{b: body}, o.cl.cfg.since39())
 	for _, w := range ops {
 		if w.op != OpCheck {
 			return

@@ -47,7 +47,8 @@ func (r *request) read() {
 	if r.op == OpGetACL {
 		need |= PermAdmin
 	}
-	if r.op != OpExists && !allowed(n.acl, need, r.auth) {
+	// Before 3.9, exists asks for no right.
+	if (r.op != OpExists || s.cfg.since39()) && !allowed(n.acl, need, r.auth) {
 		r.fail(CodeNoAuth)
 		return
 	}

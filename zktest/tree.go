@@ -82,7 +82,7 @@ func newTree() *tree {
 	t.nodes[rootPath] = &node{data: []byte{}, acl: world, children: set("zookeeper")}
 	t.nodes[systemPath] = &node{data: []byte{}, acl: world, children: set("quota", "config")}
 	t.nodes[quotaPath] = &node{data: []byte{}, acl: world}
-	t.nodes[configPath] = &node{data: []byte{}, acl: []ACL{{PermRead, "world", "anyone"}}}
+	t.nodes[configPath] = &node{data: []byte{}, acl: []ACL{{PermRead, "world", "anyone"}}, aversion: -1}
 	return t
 }
 

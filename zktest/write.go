@@ -116,8 +116,7 @@ func (cl *cluster) process(r *request) {
 	}
 	w := decodeWrite(r.op, r.body)
 	if r.body.err != nil {
-		// Nothing is committed, but the answer has to keep its place among the commits.
-		cl.bounce(r, CodeMarshalling)
+		cl.undecodable(r)
 		return
 	}
 	t := cl.newTxn(r.op, r.session, r)
@@ -129,10 +128,16 @@ func (cl *cluster) process(r *request) {
 	cl.commit(t)
 }
 
-// bounce answers a request without a transaction; mu is held.
-func (cl *cluster) bounce(r *request, code Code) {
+// undecodable answers a write whose body makes no sense. A multi takes a transaction id all the same; so do the others
+// before 3.9.
+func (cl *cluster) undecodable(r *request) {
+	if r.op == OpMulti || !cl.cfg.since39() {
+		t := cl.newTxn(r.op, r.session, nil)
+		t.code = CodeMarshalling
+		cl.commit(t)
+	}
 	answer := func() {
-		r.refuse(code)
+		r.fail(CodeMarshalling)
 		r.complete(r.reply)
 	}
 	if r.owner == cl.leader {
@@ -229,14 +234,16 @@ func special(path string) bool {
 	return path == rootPath || path == systemPath || path == quotaPath || path == configPath
 }
 
+// The modes of a create.
+const (
+	flagEphemeral = 1
+	flagSequence  = 2
+	flagContainer = 4
+	flagTTL       = 5
+	flagSeqTTL    = 6
+)
+
 func (cl *cluster) prepareCreate(w writeOp, r *request) (change, Code) {
-	const (
-		flagEphemeral = 1
-		flagSequence  = 2
-		flagContainer = 4
-		flagTTL       = 5
-		flagSeqTTL    = 6
-	)
 	if w.flags < 0 || w.flags > flagSeqTTL {
 		return change{}, CodeBadArguments
 	}
@@ -323,7 +330,6 @@ func (r *request) finish(t *txn) {
 		case OpSetData, OpSetACL:
 			e.stat(res.stat)
 		case OpCheck:
-			// The real server fails to encode this answer, which no client asks for, and sends none.
 			r.complete(nil)
 			return
 		}
