@@ -140,7 +140,7 @@ func TestVersions(t *testing.T) {
 				if (s.Zxid() == before) != since39 {
 					t.Errorf("an undecodable write took %d transactions", s.Zxid()-before)
 				}
-				r.request(6, zktest.OpCheck, append(str("/n"), i32(-1)...))
+				r.request(6, zktest.OpCheck, append(str("/new"), i32(-1)...))
 				r.request(7, zktest.OpPing, nil)
 				xid, _, code, _ := header(r.recv())
 				if since39 && code != zktest.CodeUnimplemented || !since39 && xid != -2 {
