@@ -105,9 +105,7 @@ func (c *conn) drop(reason string) {
 // forget takes the connection and its watches off the server's books. The socket is left to the writer, since a
 // fault may keep its end from the client.
 func (c *conn) forget(reason string) {
-	c.dead = true
-	delete(c.s.conns, c)
-	c.s.watches.removeAll(c)
+	c.bury()
 	c.s.logf("connection %d (session %#x) ends: %s", c.id, uint64(c.session), reason)
 	c.notify()
 }
@@ -115,12 +113,17 @@ func (c *conn) forget(reason string) {
 // kill closes the socket whatever else is going on; mu is held.
 func (c *conn) kill() {
 	if !c.dead {
-		c.dead = true
-		delete(c.s.conns, c)
-		c.s.watches.removeAll(c)
+		c.bury()
 	}
 	c.killed = true
 	c.notify()
+}
+
+func (c *conn) bury() {
+	c.dead = true
+	delete(c.s.conns, c)
+	c.forgetSession()
+	c.s.watches.removeAll(c)
 }
 
 // write sends what is queued, in order. It alone closes the socket.

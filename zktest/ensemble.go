@@ -3,7 +3,9 @@ package zktest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"time"
 )
@@ -162,7 +164,8 @@ func (s *Server) Resume() {
 	s.paused = false
 	if s.leads() {
 		var over []int64
-		for id, ss := range s.cl.sessions {
+		for _, id := range slices.Sorted(maps.Keys(s.cl.sessions)) {
+			ss := s.cl.sessions[id]
 			if time.Now().Before(ss.expires) {
 				s.cl.arm(ss)
 			} else {
@@ -207,7 +210,7 @@ func (s *Server) Stop() {
 	if s.peer.role != roleLooking {
 		s.leave("stopped")
 	}
-	for c := range s.conns {
+	for _, c := range byID(s.conns) {
 		c.drop("stopped")
 	}
 	s.notify()

@@ -85,13 +85,8 @@ func (s *Server) showStat(b *strings.Builder, clients bool) {
 	}
 }
 
-// byID lists the open connections, oldest first.
-func (s *Server) byID() []*conn {
-	return slices.SortedFunc(maps.Keys(s.conns), func(a, b *conn) int { return int(a.id - b.id) })
-}
-
 func (s *Server) showConns(b *strings.Builder, brief bool) {
-	for _, c := range s.byID() {
+	for _, c := range byID(s.conns) {
 		fmt.Fprintf(b, " /%s[1](queued=%d,recved=%d,sent=%d", c.nc.RemoteAddr(), len(c.queue), c.stats.received, c.stats.sent)
 		if !brief && c.session != 0 {
 			fmt.Fprintf(b, ",sid=%#x,lop=%s,est=%d,to=%d", uint64(c.session), shortOp(c.stats.lastOp),
@@ -218,7 +213,7 @@ func (s *Server) showWatchSummary(b *strings.Builder) {
 func (s *Server) showWatchesByPath(b *strings.Builder) {
 	for _, path := range slices.Sorted(maps.Keys(s.watches.data)) {
 		fmt.Fprintf(b, "%s\n", path)
-		for _, c := range s.byID() {
+		for _, c := range byID(s.conns) {
 			if _, ok := s.watches.data[path][c]; ok {
 				fmt.Fprintf(b, "\t%#x\n", uint64(c.session))
 			}
@@ -229,7 +224,7 @@ func (s *Server) showWatchesByPath(b *strings.Builder) {
 
 func (s *Server) showWatchesBySession(b *strings.Builder) {
 	byConn, _ := s.dataWatchers()
-	for _, c := range s.byID() {
+	for _, c := range byID(s.conns) {
 		if paths := byConn[c]; len(paths) > 0 {
 			fmt.Fprintf(b, "%#x\n", uint64(c.session))
 			for _, path := range paths {

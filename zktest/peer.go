@@ -2,6 +2,8 @@ package zktest
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"time"
 )
 
@@ -178,7 +180,8 @@ func (cl *cluster) lead(s *Server) {
 		cl.zxid = (cl.zxid>>32 + 1) << 32
 		s.tree.zxid = cl.zxid
 	}
-	for _, ss := range cl.sessions {
+	for _, id := range slices.Sorted(maps.Keys(cl.sessions)) {
+		ss := cl.sessions[id]
 		ss.owner = nil
 		cl.renew(ss, ss.timeout)
 		cl.arm(ss)
@@ -248,8 +251,8 @@ func (s *Server) pinged() {
 	touched := s.peer.touched
 	s.peer.touched = map[int64]time.Duration{}
 	s.peer.up.send(func() {
-		for id, timeout := range touched {
-			s.cl.touch(id, timeout)
+		for _, id := range slices.Sorted(maps.Keys(touched)) {
+			s.cl.touch(id, touched[id])
 		}
 	})
 }
@@ -275,7 +278,7 @@ func (s *Server) leave(why string) {
 	p := &s.peer
 	led := p.role == roleLeader
 	p.role, p.orphan = roleLooking, false
-	for c := range s.conns {
+	for _, c := range byID(s.conns) {
 		c.drop(why)
 	}
 	if p.up != nil {

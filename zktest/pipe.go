@@ -2,6 +2,7 @@ package zktest
 
 import (
 	"errors"
+	"hash/fnv"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -18,16 +19,26 @@ import (
 // streamLimit is how much one direction holds before a Write blocks, about what two kernels buffer for a socket.
 const streamLimit = 4 << 20
 
-// network draws the delay of each message.
+// network gives each message its delay.
 type network struct {
+	seed uint64
+
 	mu      sync.Mutex
 	latency time.Duration
 	jitter  time.Duration
-	rnd     *rand.Rand
 }
 
 func newNetwork(latency, jitter time.Duration, seed uint64) *network {
-	return &network{latency: latency, jitter: jitter, rnd: rand.New(rand.NewPCG(seed, 0x7a6b))}
+	return &network{seed: seed, latency: latency, jitter: jitter}
+}
+
+// wire draws the delays of one connection. They follow from the seed, the client's name and how often that client has
+// dialled, and not from what other connections do meanwhile: a run can be repeated although goroutines that are
+// ready at the same instant run in any order.
+func (n *network) wire(client string, dial uint64) *rand.Rand {
+	h := fnv.New64a()
+	h.Write([]byte(client))
+	return rand.New(rand.NewPCG(n.seed^h.Sum64(), dial))
 }
 
 func (n *network) set(latency, jitter time.Duration) {
@@ -36,12 +47,12 @@ func (n *network) set(latency, jitter time.Duration) {
 	n.latency, n.jitter = latency, jitter
 }
 
-func (n *network) delay() time.Duration {
+func (n *network) delay(rnd *rand.Rand) time.Duration {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	d := n.latency
 	if n.jitter > 0 {
-		d += time.Duration(n.rnd.Int64N(int64(n.jitter) + 1))
+		d += time.Duration(rnd.Int64N(int64(n.jitter) + 1))
 	}
 	return d
 }
@@ -55,6 +66,7 @@ type segment struct {
 // stream is one direction of a connection.
 type stream struct {
 	net *network
+	rnd *rand.Rand
 
 	mu       sync.Mutex
 	segs     []segment
@@ -68,7 +80,9 @@ type stream struct {
 	changed  chan struct{} // closed and replaced at every change
 }
 
-func newStream(n *network) *stream { return &stream{net: n, changed: make(chan struct{})} }
+func newStream(n *network, rnd *rand.Rand) *stream {
+	return &stream{net: n, rnd: rnd, changed: make(chan struct{})}
+}
 
 // notify wakes everybody who waits; mu is held.
 func (s *stream) notify() {
@@ -78,7 +92,7 @@ func (s *stream) notify() {
 
 // add puts a segment in flight; mu is held.
 func (s *stream) add(b []byte, eof bool) {
-	at := time.Now().Add(s.net.delay())
+	at := time.Now().Add(s.net.delay(s.rnd))
 	if at.Before(s.last) {
 		at = s.last
 	}
@@ -182,7 +196,7 @@ func (s *stream) closeRead() {
 		return
 	}
 	s.rclosed = true
-	s.rejectAt = time.Now().Add(s.net.delay())
+	s.rejectAt = time.Now().Add(s.net.delay(s.rnd))
 	s.segs, s.size = nil, 0
 	s.notify()
 }
@@ -213,9 +227,11 @@ type memAddr string
 func (memAddr) Network() string  { return "zktest" }
 func (a memAddr) String() string { return string(a) }
 
-// newPipe returns the client's and the server's end.
-func newPipe(n *network, client, server memAddr) (*memConn, *memConn) {
-	up, down := newStream(n), newStream(n)
+// newPipe returns the client's and the server's end. rnd gives both directions their delays, from two generators
+// since their order among each other is left to chance.
+func newPipe(n *network, rnd *rand.Rand, client, server memAddr) (*memConn, *memConn) {
+	up := newStream(n, rand.New(rand.NewPCG(rnd.Uint64(), 0)))
+	down := newStream(n, rand.New(rand.NewPCG(rnd.Uint64(), 1)))
 	return &memConn{in: down, out: up, local: client, remote: server},
 		&memConn{in: up, out: down, local: server, remote: client}
 }

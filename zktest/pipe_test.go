@@ -12,9 +12,11 @@ import (
 	"time"
 )
 
+func testPipe(n *network) (*memConn, *memConn) { return newPipe(n, n.wire("", 1), "a", "b") }
+
 func arrivals(t *testing.T, seed uint64) (at []time.Duration, got []byte) {
 	t.Helper()
-	a, b := newPipe(newNetwork(10*time.Millisecond, 20*time.Millisecond, seed), "a", "b")
+	a, b := testPipe(newNetwork(10*time.Millisecond, 20*time.Millisecond, seed))
 	start := time.Now()
 	go func() {
 		for i := byte(0); i < 50; i++ {
@@ -64,7 +66,7 @@ func TestPipeOrder(t *testing.T) {
 func TestPipeDeadlines(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		a, b := newPipe(newNetwork(0, 0, 0), "a", "b")
+		a, b := testPipe(newNetwork(0, 0, 0))
 		start := time.Now()
 		a.SetReadDeadline(start.Add(time.Second))
 		_, err := a.Read(make([]byte, 1))
@@ -106,7 +108,7 @@ func TestPipeDeadlines(t *testing.T) {
 func TestPipeClose(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		a, b := newPipe(newNetwork(5*time.Millisecond, 0, 0), "a", "b")
+		a, b := testPipe(newNetwork(5*time.Millisecond, 0, 0))
 		if _, err := a.Write([]byte("last")); err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +126,7 @@ func TestPipeClose(t *testing.T) {
 			t.Errorf("write to a closed end: %v", err)
 		}
 		// Until the news has travelled, a write succeeds and its bytes are lost.
-		a, b = newPipe(newNetwork(5*time.Millisecond, 0, 0), "a", "b")
+		a, b = testPipe(newNetwork(5*time.Millisecond, 0, 0))
 		a.Close()
 		if _, err := b.Write([]byte("x")); err != nil {
 			t.Errorf("write before the close is known: %v", err)

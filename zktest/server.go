@@ -1,9 +1,11 @@
 package zktest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -24,8 +26,10 @@ type Server struct {
 	tree        *tree
 	watches     watchTable
 	conns       map[*conn]struct{} // open for the client
+	bySession   map[int64]map[*conn]struct{}
 	sockets     map[*conn]struct{} // conns, and those whose end a fault keeps from the client
 	lastConn    int64
+	dials       map[string]uint64 // by client name
 	nextSession int64
 	maxTimeout  time.Duration
 	forgetful   bool // resumes no session
@@ -74,6 +78,8 @@ func newServer(cl *cluster, i int) *Server {
 		watches:    newWatchTable(),
 		conns:      map[*conn]struct{}{},
 		sockets:    map[*conn]struct{}{},
+		bySession:  map[int64]map[*conn]struct{}{},
+		dials:      map[string]uint64{},
 		maxTimeout: cfg.MaxSessionTimeout,
 		changed:    make(chan struct{}),
 	}
@@ -121,7 +127,11 @@ func (s *Server) dial(ctx context.Context, client, network, address string) (net
 	if address != s.name && address != s.Addr() {
 		return nil, fail(fmt.Errorf("no such server, this is %s", s.Addr()))
 	}
-	if err := sleep(ctx, s.net.delay()); err != nil {
+	s.cl.mu.Lock()
+	s.dials[client]++
+	rnd := s.net.wire(client, s.dials[client])
+	s.cl.mu.Unlock()
+	if err := sleep(ctx, s.net.delay(rnd)); err != nil {
 		return nil, fail(err)
 	}
 	for {
@@ -143,10 +153,10 @@ func (s *Server) dial(ctx context.Context, client, network, address string) (net
 	}
 	s.lastConn++
 	local := memAddr("192.0.2.200:" + strconv.FormatInt(10000+s.lastConn%50000, 10))
-	near, far := newPipe(s.net, local, memAddr(s.name))
+	near, far := newPipe(s.net, rnd, local, memAddr(s.name))
 	s.accept(far, client)
 	s.cl.mu.Unlock()
-	if err := sleep(ctx, s.net.delay()); err != nil {
+	if err := sleep(ctx, s.net.delay(rnd)); err != nil {
 		near.Close()
 		return nil, fail(err)
 	}
@@ -233,7 +243,7 @@ func (s *Server) CutConnections() int {
 	s.cl.mu.Lock()
 	defer s.cl.mu.Unlock()
 	n := len(s.conns)
-	for c := range s.conns {
+	for _, c := range byID(s.conns) {
 		c.drop("cut")
 	}
 	return n
@@ -248,14 +258,37 @@ func (s *Server) notify() {
 	}
 }
 
+// byID lists connections, oldest first: whatever is done to several is done in the same order each time.
+func byID(conns map[*conn]struct{}) []*conn {
+	if len(conns) == 0 {
+		return nil
+	}
+	return slices.SortedFunc(maps.Keys(conns), func(a, b *conn) int { return cmp.Compare(a.id, b.id) })
+}
+
 // sessionConns are the open connections of a session on this server, oldest first; mu is held.
 func (s *Server) sessionConns(id int64) []*conn {
 	var list []*conn
-	for c := range s.conns {
-		if c.session == id {
-			list = append(list, c)
-		}
+	for c := range s.bySession[id] {
+		list = append(list, c)
 	}
-	slices.SortFunc(list, func(a, b *conn) int { return int(a.id - b.id) })
+	slices.SortFunc(list, func(a, b *conn) int { return cmp.Compare(a.id, b.id) })
 	return list
+}
+
+// setSession puts a connection into the index of sessions; mu is held.
+func (c *conn) setSession(id int64) {
+	c.session = id
+	if c.s.bySession[id] == nil {
+		c.s.bySession[id] = map[*conn]struct{}{}
+	}
+	c.s.bySession[id][c] = struct{}{}
+}
+
+// forgetSession takes it out again.
+func (c *conn) forgetSession() {
+	delete(c.s.bySession[c.session], c)
+	if len(c.s.bySession[c.session]) == 0 {
+		delete(c.s.bySession, c.session)
+	}
 }

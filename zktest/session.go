@@ -176,7 +176,7 @@ func (c *conn) connect(q connectRequest, f *Fault) error {
 	id := q.session
 	if id == 0 || s.forgetful {
 		s.nextSession++
-		c.session = s.nextSession
+		c.setSession(s.nextSession)
 		r := &request{c: c, op: OpCreateSession, session: c.session, owner: s}
 		r.after = func() { c.established(true, f) }
 		c.queue = append(c.queue, r)
@@ -186,7 +186,7 @@ func (c *conn) connect(q connectRequest, f *Fault) error {
 	for _, old := range s.sessionConns(id) {
 		old.drop("its client has reconnected")
 	}
-	c.session = id
+	c.setSession(id)
 	if !bytes.Equal(q.password, password(id)) {
 		s.logf("connection %d: wrong password for session %#x", c.id, uint64(id))
 		c.established(false, f)

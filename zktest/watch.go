@@ -80,7 +80,7 @@ func (s *Server) fire(ch change, zxid int64) {
 }
 
 func (s *Server) trigger(conns, except map[*conn]struct{}, typ eventType, path string, zxid int64) {
-	for c := range conns {
+	for _, c := range byID(conns) {
 		_, data := s.watches.data[path][c]
 		_, child := s.watches.child[path][c]
 		if !data && !child {
