@@ -172,7 +172,9 @@ func TestWatches(t *testing.T) {
 			t.Errorf("%d watches after they fired", n)
 		}
 		// A missing node: getData leaves no watch, exists does.
-		_, _, _, err = c.GetW("/none")
+		_, _, _, err = c.GetW("/absent")
+		wantErr(t, err, zk.ErrNoNode)
+		_, _, _, err = c.ChildrenW("/absent")
 		wantErr(t, err, zk.ErrNoNode)
 		_, _, _, err = c.ExistsW("/none")
 		ok(t, err)

@@ -1,4 +1,60 @@
-// Package zktest is a ZooKeeper server inside a Go process, for tests. It speaks the protocol that real clients speak,
-// over TCP or over in-memory connections with latency, and keeps time with package time alone, so that under
-// testing/synctest a session of thirty seconds expires in microseconds.
+// Package zktest is a ZooKeeper server inside a Go process, for tests and demonstrations. It speaks the protocol that
+// real clients speak, over TCP or over in-memory connections with latency, and keeps time with package time alone:
+// under testing/synctest a session of thirty seconds expires in microseconds. It needs neither Java nor Docker and
+// nothing but the standard library. Nothing is written to disk: what a Server holds is gone with it.
+//
+// # A single server
+//
+//	srv := zktest.NewServer(t, zktest.WithLatency(time.Millisecond, time.Millisecond, seed))
+//	client, err := zklock.Connect(ctx, zklock.Config{Servers: []string{srv.Addr()}, Dial: srv.Dial})
+//
+// [Start] does the same without a testing.T. With [Config].Listen other processes can connect too. Create, Set and Delete
+// act as an operator would, Children, Get, Stat, EphemeralsOf, Sessions and Watches look at the server from the side,
+// [Ops] counts requests, and [Config].OnTxn, for which a [History] is handy, sees every transaction.
+//
+// # An ensemble
+//
+// [NewEnsemble] gives several servers with one history. A follower answers reads from its own copy, which may lag
+// (SetLag), and passes writes on. What clients do reaches the leader's session clock only by the follower's answer to a
+// ping every half tick; a new or resumed session counts at once, a forwarded write does not. A follower that is cut off
+// (CutFromPeers) goes on answering pings and reads for SyncLimit ticks and passes nothing on. A new leader starts a new
+// epoch and all session clocks anew. Pause and Resume are SIGSTOP and SIGCONT, Stop and Restart end and start a process.
+//
+// # Faults
+//
+// A [Fault] is one line and knows whether it hit:
+//
+//	lost := srv.Inject(zktest.DropReply(zktest.OpCreate).Session(id))
+//	hole := srv.Inject(zktest.Blackhole(zktest.ServerToClient).Client("worker-1"))
+//	...
+//	hole.Heal()
+//
+// Expire, Reap, SetSequence, Refuse, CutConnections, ForgetSessions and SetMaxSessionTimeout act at once.
+//
+// # In virtual time
+//
+// Make the server inside the bubble of testing/synctest. Its goroutines wait on channels and timers only, so the clock
+// of the bubble moves on as soon as everybody waits. Give messages a latency: without one everything happens at the same
+// instant, in an order that no seed repeats. With one, each connection's delays follow from Config.Seed, the name given
+// to Dialer and the number of that name's dials, and a run repeats up to the order within one instant.
+//
+// # Where it is like the real server, and where it is not
+//
+// It imitates ZooKeeper 3.8 and 3.9, and where they differ the one that [Config].Version names. Replies, error codes, Stat
+// fields, transaction ids, results of failed multis, watch events and their order have been compared with real servers of
+// both versions. It differs on purpose in these points:
+//
+//   - Persistent and recursive watches, addWatch, removeWatches, checkWatches, multiRead, getEphemerals,
+//     getAllChildrenNumber, whoAmI, SASL, X.509, quotas, observers and read-only mode are not there. Such a request is
+//     answered as an unknown operation: unimplemented, and the connection ends. Reconfig is always disabled.
+//   - A null string where a path belongs cannot be decoded; real servers treat it in different ways.
+//   - A createTTL whose flags have no TTL is refused; it ends the process of a real 3.9.3.
+//   - Watch events are not filtered by the right to read, which real servers do from 3.8.4 and 3.9.2 on.
+//   - Children are listed in an order that is always the same for the same names, and is not sorted.
+//   - A transaction is committed when it reaches the leader, if a majority can be reached at that instant; the round trip
+//     to the followers is left out. What a leader without a majority was asked to write waits, and is lost if the leader
+//     has to step down.
+//   - When a stopped leader goes on, sessions whose time is over are expired before anything is read; real ones race.
+//   - Latencies are shown as 0 by the four-letter words; envi, crst, srst, dirs, gtmk, stmk and hash are never allowed.
+//   - A connection that is idle for longer than its session lives ends with the session, not by itself.
 package zktest

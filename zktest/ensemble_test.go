@@ -66,6 +66,15 @@ func TestLaggingFollower(t *testing.T) {
 		if exists, _, _ := reader.Exists("/x"); !exists {
 			t.Error("sync did not wait for the commit before it")
 		}
+		// Commits keep their order.
+		must[string](t)(writer.Create("/p", nil, 0, world))
+		must[string](t)(writer.Create("/p/q", nil, 0, world))
+		must[*zk.Stat](t)(writer.Set("/p/q", []byte("1"), -1))
+		must[*zk.Stat](t)(writer.Set("/p/q", []byte("2"), -1))
+		must[string](t)(reader.Sync("/"))
+		if data, _, err := reader.Get("/p/q"); err != nil || string(data) != "2" {
+			t.Errorf("after sync: %q %v", data, err)
+		}
 		// Its own writes are seen by a client of the follower.
 		start = time.Now()
 		must[string](t)(reader.Create("/y", nil, 0, world))
@@ -103,6 +112,24 @@ func TestForwardedWriteDoesNotTouch(t *testing.T) {
 		}
 		if e.Leader().Exists("/e") || !f.Exists("/e") {
 			t.Error("the leader keeps the node, or the cut-off follower has lost it")
+		}
+	})
+}
+
+// TestNewSessionIsReported sees the followers take the commit of a new session for a sign of life, so that its first
+// deadline counts from the ping after it.
+func TestNewSessionIsReported(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T) {
+		var log zktest.History
+		e := zktest.NewEnsemble(t, 3, zktest.WithOnTxn(log.Add))
+		start := time.Now()
+		time.Sleep(100 * time.Millisecond)
+		rawDial(t, e.Leader()).open(5500*time.Millisecond, 0, nil)
+		end, _ := log.Await(time.Minute, zktest.Expired)
+		// 1 + 5.5 is within the fourth tick; 0.1 + 5.5 would be within the third.
+		if got := end.Time.Sub(start); got != 8*time.Second {
+			t.Errorf("expired after %v, want 8s", got)
 		}
 	})
 }

@@ -288,6 +288,27 @@ func TestPause(t *testing.T) {
 	})
 }
 
+// TestPausedServerIsSilent keeps an answer back that was due while the server stood still.
+func TestPausedServerIsSilent(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T) {
+		s := zktest.NewServer(t)
+		c := connect(t, s.Dial, 30*time.Second, s.Addr())
+		s.Inject(zktest.DelayReply(time.Second, zktest.OpCreate))
+		start := time.Now()
+		go func() {
+			time.Sleep(500 * time.Millisecond)
+			s.Pause()
+			time.Sleep(2500 * time.Millisecond)
+			s.Resume()
+		}()
+		must[string](t)(c.Create("/x", nil, 0, world))
+		if d := time.Since(start); d != 3*time.Second {
+			t.Errorf("answered after %v, want 3s", d)
+		}
+	})
+}
+
 // TestLostExchange loses the answer to a resumption: the client comes back to its session once more.
 func TestLostExchange(t *testing.T) {
 	t.Parallel()
