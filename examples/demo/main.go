@@ -118,7 +118,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 			return err
 		}
 		d.workers = append(d.workers, p)
-		d.say("%s is process %d", p.name, p.pid())
+		d.sayf("%s is process %d", p.name, p.pid())
 	}
 	if err := d.play(ctx); err != nil {
 		for _, p := range d.workers {
@@ -146,7 +146,7 @@ type demo struct {
 	late    logLine // the same of worker-2, when it was suspended
 }
 
-func (d *demo) say(format string, args ...any) {
+func (d *demo) sayf(format string, args ...any) {
 	fmt.Fprintf(d.out, "%6.2fs  %s\n", time.Since(d.begun).Seconds(), fmt.Sprintf(format, args...))
 }
 
@@ -164,14 +164,14 @@ func (d *demo) play(ctx context.Context) error {
 	if _, err := d.awaitLedger(ctx, "half of the keys are charged", func(b *payments.Book) bool { return len(b.Charges) >= half }); err != nil {
 		return err
 	}
-	d.say("half of the keys are charged")
+	d.sayf("half of the keys are charged")
 
 	var err error
 	if d.doomed, err = victim.await(ctx, victim.logged(), "charging"); err != nil {
 		return err
 	}
 	victim.kill()
-	d.say("%s killed (SIGKILL): its charge of %s, token %s, was on its way", victim.name, d.doomed.Key, d.doomed.Token)
+	d.sayf("%s killed (SIGKILL): its charge of %s, token %s, was on its way", victim.name, d.doomed.Key, d.doomed.Token)
 
 	resumed, err := d.suspend(ctx, sleeper)
 	if err != nil {
@@ -182,21 +182,21 @@ func (d *demo) play(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		d.say("%s: %s", sleeper.name, line.Error)
-		d.say("%s: the next gate says: %s", sleeper.name, line.Gate)
+		d.sayf("%s: %s", sleeper.name, line.Error)
+		d.sayf("%s: the next gate says: %s", sleeper.name, line.Gate)
 	} else {
 		line, err := sleeper.await(ctx, resumed, "charged")
 		if err != nil {
 			return err
 		}
-		d.say("%s: its late charge of %s, token %s, was taken, since there is no fence", sleeper.name, line.Key, line.Token)
+		d.sayf("%s: its late charge of %s, token %s, was taken, since there is no fence", sleeper.name, line.Key, line.Token)
 	}
 	for _, p := range d.workers[1:] {
 		if err := p.awaitExit(ctx); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
-	d.say("%s and %s are done", d.workers[1].name, d.workers[2].name)
+	d.sayf("%s and %s are done", d.workers[1].name, d.workers[2].name)
 	return nil
 }
 
@@ -212,7 +212,7 @@ func (d *demo) suspend(ctx context.Context, p *process) (resumed int, err error)
 			return 0, err
 		}
 		stopped := time.Now()
-		d.say("%s suspended (SIGSTOP): its charge of %s, token %s, is on its way", p.name, line.Key, line.Token)
+		d.sayf("%s suspended (SIGSTOP): its charge of %s, token %s, is on its way", p.name, line.Key, line.Token)
 		arrived := func(b *payments.Book) bool {
 			charges := b.Charges[line.Key]
 			return len(charges) > 0 && charges[0].Worker == p.name
@@ -224,7 +224,7 @@ func (d *demo) suspend(ctx context.Context, p *process) (resumed int, err error)
 			return 0, err
 		}
 		if arrived(book) {
-			d.say("%s goes on (SIGCONT): that charge had arrived before; once more", p.name)
+			d.sayf("%s goes on (SIGCONT): that charge had arrived before; once more", p.name)
 			if err := p.signal(syscall.SIGCONT); err != nil {
 				return 0, err
 			}
@@ -232,7 +232,7 @@ func (d *demo) suspend(ctx context.Context, p *process) (resumed int, err error)
 		}
 		d.late = line
 		heir := book.Begun[line.Key]
-		d.say("%s gets the lock of %s, with token %s", heir.Worker, heir.Key, heir.Token)
+		d.sayf("%s gets the lock of %s, with token %s", heir.Worker, heir.Key, heir.Token)
 		if !d.fence {
 			// Otherwise the heir's charge could come second and look like the wrong one.
 			if _, err := d.awaitLedger(ctx, heir.Worker+" has charged "+heir.Key, func(b *payments.Book) bool {
@@ -241,7 +241,7 @@ func (d *demo) suspend(ctx context.Context, p *process) (resumed int, err error)
 				return 0, err
 			}
 		}
-		d.say("%s goes on (SIGCONT), after %.1fs", p.name, time.Since(stopped).Seconds())
+		d.sayf("%s goes on (SIGCONT), after %.1fs", p.name, time.Since(stopped).Seconds())
 		resumed = p.logged()
 		return resumed, p.signal(syscall.SIGCONT)
 	}

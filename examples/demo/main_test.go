@@ -22,6 +22,7 @@ func build(t *testing.T) string {
 }
 
 func TestDemo(t *testing.T) {
+	t.Parallel()
 	program := build(t)
 
 	t.Run("fence", func(t *testing.T) {

@@ -36,7 +36,8 @@ type logLine struct {
 }
 
 func startWorker(program string, args []string) (*process, error) {
-	p := &process{name: args[1], cmd: exec.Command(program, args...), done: make(chan struct{}), changed: make(chan struct{})}
+	p := &process{name: args[1], done: make(chan struct{}), changed: make(chan struct{})}
+	p.cmd = exec.Command(program, args...) //nolint:noctx // kill ends it, whatever becomes of a ctx
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err

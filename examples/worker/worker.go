@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"log/slog"
+	"math/rand/v2"
 
 	"github.com/go-zklock/zklock"
 	"github.com/go-zklock/zklock/examples/worker/payments"
@@ -33,17 +34,15 @@ type tally struct {
 	abandoned int // attempts that ended because the lock was lost
 }
 
-// run goes through all events, starting at a place of its own so that workers meet seldom. When it returns nil,
-// every event's key has been charged, by this worker or by another.
+// run goes through all events, in an order of its own so that workers do not follow one another from lock to lock.
+// When it returns nil, every event's key has been charged, by this worker or by another.
 func (w *worker) run(ctx context.Context, events []payments.Event) (tally, error) {
 	var t tally
-	h := fnv.New32a()
+	h := fnv.New64a()
 	_, _ = h.Write([]byte(w.name))
-	start := int(h.Sum32() % uint32(max(1, len(events))))
-	for i := range events {
-		ev := events[(start+i)%len(events)]
-		if err := w.settle(ctx, ev, &t); err != nil {
-			return t, fmt.Errorf("%s: event %q: %w", w.name, ev.Key, err)
+	for _, i := range rand.New(rand.NewPCG(h.Sum64(), 0)).Perm(len(events)) {
+		if err := w.settle(ctx, events[i], &t); err != nil {
+			return t, fmt.Errorf("%s: event %q: %w", w.name, events[i].Key, err)
 		}
 	}
 	return t, nil

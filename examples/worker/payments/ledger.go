@@ -56,7 +56,7 @@ type Ledger struct {
 // OpenLedger opens the ledger in the file called path, which it makes if there is none. With fence off it takes
 // any token, to show what that leads to.
 func OpenLedger(path string, fence bool) (*Ledger, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o644)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
