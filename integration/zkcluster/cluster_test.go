@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { os.Exit(zkcluster.Main(m)) }
 // off gives up after 5 s.
 var ensemble = zkcluster.NewShared(zkcluster.Options{Servers: 3, TickTime: time.Second})
 
-// patience bounds each test. It is no statement on how long a thing takes; those are printed.
+// patience bounds each test, from when its servers serve. It is no statement on how long a thing takes; those are printed.
 const patience = 2 * time.Minute
 
 func setup(t *testing.T) context.Context {
@@ -94,8 +94,8 @@ func gone(ctx context.Context, t *testing.T, conn *zk.Conn, path string) {
 func since(begun time.Time) time.Duration { return time.Since(begun).Round(time.Millisecond) }
 
 func TestSingleServer(t *testing.T) {
-	ctx := setup(t)
 	c := zkcluster.Start(t, zkcluster.Options{TickTime: 500 * time.Millisecond})
+	ctx := setup(t)
 	s := c.Server(0)
 	role, err := s.Role(ctx)
 	must(t, "role", err)
@@ -117,8 +117,8 @@ func TestSingleServer(t *testing.T) {
 }
 
 func TestEphemeralExpires(t *testing.T) {
-	ctx := setup(t)
 	c := zkcluster.Start(t, zkcluster.Options{TickTime: 500 * time.Millisecond})
+	ctx := setup(t)
 	observer := connect(t, 10*time.Second, c.Addrs()...)
 	// The first connection is broken off and the dialer makes no second one: nothing ends this session but the
 	// server's clock.
@@ -145,8 +145,8 @@ func TestEphemeralExpires(t *testing.T) {
 }
 
 func TestOlderVersion(t *testing.T) {
-	ctx := setup(t)
 	c := zkcluster.Start(t, zkcluster.Options{Version: "3.8"})
+	ctx := setup(t)
 	text, err := c.Server(0).FourLetter(ctx, "srvr")
 	must(t, "srvr", err)
 	first, _, _ := strings.Cut(text, "\n")
@@ -158,8 +158,8 @@ func TestOlderVersion(t *testing.T) {
 }
 
 func TestThreeServers(t *testing.T) {
-	ctx := setup(t)
 	c := ensemble.Get(t)
+	ctx := setup(t)
 	leader, err := c.Leader(ctx)
 	must(t, "leader", err)
 	followers, err := c.Followers(ctx)
@@ -182,8 +182,8 @@ func TestThreeServers(t *testing.T) {
 }
 
 func TestRollingRestart(t *testing.T) {
-	ctx := setup(t)
 	c := ensemble.Get(t)
+	ctx := setup(t)
 	conn := connect(t, 20*time.Second, c.Addrs()...)
 	path := create(t, conn, zk.FlagEphemeral)
 	session := conn.SessionID()

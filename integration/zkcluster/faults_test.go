@@ -38,8 +38,8 @@ func repeated(t *testing.T, test func(ctx context.Context, t *testing.T, c *zkcl
 	t.Helper()
 	for i := range zkcluster.Repeat(t) {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			ctx := setup(t)
-			test(ctx, t, ensemble.Get(t))
+			c := ensemble.Get(t)
+			test(setup(t), t, c)
 		})
 	}
 }
@@ -279,8 +279,8 @@ func TestKilledLeader(t *testing.T) {
 
 // A cut outlives the process: a server that starts again is cut off as before.
 func TestCutOutlivesRestart(t *testing.T) {
-	ctx := setup(t)
 	c := ensemble.Get(t)
+	ctx := setup(t)
 	victim, _ := follower(ctx, t, c)
 	must(t, "cut", victim.CutClients(ctx))
 	must(t, "kill", victim.Kill(ctx))

@@ -2,6 +2,7 @@ package zkcluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -17,6 +18,9 @@ import (
 
 // envWatch carries the run id to the process that waits for our end.
 const envWatch = "ZKLOCK_TEST_WATCH"
+
+// lastRequest is how long the engine may need for a request whose sender is gone.
+const lastRequest = 3 * time.Second
 
 // Main runs a package's tests and removes their containers at the end, whatever the end is:
 //
@@ -74,7 +78,10 @@ func watch(run string) int {
 	if err != nil {
 		return 1
 	}
-	if err := removeRun(ctx, docker, run); err != nil {
+	// Twice, because the engine may still be at work on the last request of a process that was killed.
+	first := removeRun(ctx, docker, run)
+	time.Sleep(lastRequest)
+	if err := errors.Join(first, removeRun(ctx, docker, run)); err != nil {
 		return 1
 	}
 	return 0
