@@ -19,10 +19,15 @@ type deletion struct {
 	// missing: the first delete found no node, and none of ours can have been lost.
 	missing bool
 	err     error // why the client gave up
+
+	// refused is closed when the ensemble first refused the delete; refusal is set
+	// by then. The client goes on trying.
+	refused chan struct{}
+	refusal error
 }
 
 func newDeletion(s *session, path string) *deletion {
-	return &deletion{s: s, path: path, done: make(chan struct{})}
+	return &deletion{s: s, path: path, done: make(chan struct{}), refused: make(chan struct{})}
 }
 
 func (d *deletion) finish(err error) {
@@ -68,8 +73,10 @@ func (c *Client) delete(d *deletion) error {
 			return nil
 		case answered(err):
 			// Not allowed, most likely. It stays until its session ends.
-			if tries == 0 {
+			if d.refusal == nil {
 				c.log.Error("zklock: a lock node cannot be deleted", "znode_path", d.path, "error", err)
+				d.refusal = err
+				close(d.refused)
 			}
 		case errors.Is(err, errNotSent):
 			tries-- // nothing has left this process

@@ -33,8 +33,9 @@ var (
 	// ErrAuthFailed is matched when the ensemble refuses the credentials of
 	// Config.Auth.
 	ErrAuthFailed = errors.New("zklock: the ensemble refused the credentials")
-	// ErrPending is what Release returns, joined with context.Cause, when its ctx
-	// ends before the ensemble confirmed that the node is gone. The lease is over
+	// ErrPending is what Release returns, joined with the reason, when its ctx ends
+	// before the ensemble confirmed that the node is gone, or the ensemble refuses to
+	// delete it. The lease is over
 	// for this process all the same; the client goes on deleting the node, and
 	// Release may be called again to wait for it.
 	ErrPending = errors.New("zklock: the node is not confirmed to be gone yet")
@@ -54,8 +55,10 @@ const (
 	// TrustExpired: the trust deadline passed without a new proof. The ensemble
 	// may still have the session; this process can no longer know.
 	TrustExpired Reason = "trust_expired"
-	// NodeDeleted: the lock node is gone though its session lives. Somebody
-	// deleted it by hand.
+	// NodeDeleted: the lock node is gone, and nothing said that its session is over:
+	// somebody deleted it by hand. A session that the ensemble ends while its
+	// connection stands (an operator who kills sessions) can show itself this way too,
+	// since the watch on the node is quicker.
 	NodeDeleted Reason = "node_deleted"
 	// ClientClosed: Client.Close was called.
 	ClientClosed Reason = "client_closed"

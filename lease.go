@@ -168,9 +168,10 @@ func (l *Lease) Guard() *zk.CheckVersionRequest {
 
 // Release gives the lease up: first its gates close and its context ends, then the
 // node is deleted, with the last lease that shares it. It returns nil when the node
-// is gone, *LostError if the lease had been lost before, or, when ctx ends first,
-// ErrPending joined with the cause: then the client goes on deleting. Calling it
-// again is allowed and waits for the same thing.
+// is gone, *LostError if the lease had been lost before, or ErrPending when ctx ends
+// first (joined with its cause) or the ensemble refuses the delete (joined with its
+// answer): then the client goes on deleting for as long as the session lives. Calling
+// it again is allowed and waits for the same thing.
 func (l *Lease) Release(ctx context.Context) error {
 	h := l.hold
 	h.s.checkTrust()
@@ -205,6 +206,8 @@ func (l *Lease) Release(ctx context.Context) error {
 	defer h.ticket.leave()
 	select {
 	case <-d.done:
+	case <-d.refused:
+		return fmt.Errorf("%w: %s: %w", ErrPending, h.node, d.refusal)
 	case <-ctx.Done():
 		select {
 		case <-d.done:

@@ -475,10 +475,10 @@ func (s *session) Handshake(w *wire.Conn, h wire.Handshake) (time.Duration, erro
 	if s.isDead {
 		return 0, errSessionOver
 	}
+	s.id = h.SessionID
 	if h.Timeout != s.timeout {
 		s.grantedLocked(h.Timeout, id == 0)
 	}
-	s.id = h.SessionID
 	s.touchLocked(h.Sent)
 	return s.delay, nil
 }
