@@ -76,13 +76,14 @@ func Ensure(ctx context.Context, docker client.APIClient, version string, logf f
 			return name, nil
 		}
 	}
-	if err := pull(ctx, docker, official); err == nil {
+	err = pull(ctx, docker, official)
+	if err == nil {
 		return official, nil
-	} else if ctx.Err() != nil {
-		return "", ctx.Err()
-	} else {
-		logf("cannot pull %s (%v); building an image from Debian's packages, once, in a minute or two", official, err)
 	}
+	if ctx.Err() != nil {
+		return "", ctx.Err()
+	}
+	logf("cannot pull %s (%v); building an image from Debian's packages, once, in a minute or two", official, err)
 	return script(ctx, logf, version)
 }
 
@@ -137,7 +138,8 @@ func script(ctx context.Context, logf func(string, ...any), args ...string) (str
 		if err != nil {
 			return "", err
 		}
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o755); err != nil {
+		// Executable, since build.sh starts itself again under sudo and installs the other one.
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o700); err != nil { //nolint:gosec // a script
 			return "", err
 		}
 	}

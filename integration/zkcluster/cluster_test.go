@@ -207,7 +207,7 @@ func TestKilledRunIsCleanedUp(t *testing.T) {
 		select {}
 	}
 	ctx := setup(t)
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestKilledRunIsCleanedUp$")
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestKilledRunIsCleanedUp$") //nolint:gosec // this binary
 	cmd.Env = append(os.Environ(), envCrash+"=1")
 	out, err := cmd.StdoutPipe()
 	must(t, "pipe", err)

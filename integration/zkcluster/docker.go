@@ -119,7 +119,7 @@ func freeSubnet(ctx context.Context, docker *client.Client, name string) (subnet
 			return config.Subnet.Masked(), nil
 		}
 	}
-	return subnet, fmt.Errorf("Docker gave the network %s no IPv4 subnet", name)
+	return subnet, fmt.Errorf("the network %s got no IPv4 subnet from Docker", name)
 }
 
 // host returns the address of server i. The first few of a subnet are left to Docker's gateway.

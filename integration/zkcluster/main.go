@@ -54,7 +54,7 @@ func startWatch() (io.Closer, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(self)
+	cmd := exec.Command(self) //nolint:noctx // it is to outlive everything here
 	cmd.Env = append(os.Environ(), envWatch+"="+runID)
 	// A session of its own, so that an interrupt at the terminal reaches the tests and not this one. Its
 	// output goes nowhere: go test waits until nobody holds its pipes any more.

@@ -117,7 +117,7 @@ func over(t *testing.T, from net.Conn) {
 
 // wire builds a frame: int32, int64, string, bool and []byte values one after the other, with the length in front.
 func wire(values ...any) []byte {
-	frame := make([]byte, 4)
+	frame := []byte{0, 0, 0, 0}
 	for _, value := range values {
 		switch v := value.(type) {
 		case int:
