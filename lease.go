@@ -109,7 +109,7 @@ func (l *Lease) State() LeaseState {
 // look is what every gate does.
 func (l *Lease) look() (state LeaseState, err error, changed <-chan struct{}) { //nolint:revive // err beside its state reads best here
 	h := l.hold
-	h.s.checkTrust()
+	h.s.checkTrust(h)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
@@ -174,7 +174,7 @@ func (l *Lease) Guard() *zk.CheckVersionRequest {
 // it again is allowed and waits for the same thing.
 func (l *Lease) Release(ctx context.Context) error {
 	h := l.hold
-	h.s.checkTrust()
+	h.s.checkTrust(h)
 	h.mu.Lock()
 	if !l.released {
 		l.released = true
@@ -291,11 +291,11 @@ func (h *hold) isSuspended() bool {
 }
 
 // lose ends the hold. Only the first end counts: a released one is not lost.
-func (h *hold) lose(reason Reason, cause error) {
+func (h *hold) lose(reason Reason, cause error) (lost bool) {
 	h.mu.Lock()
-	if h.state != LeaseHeld && h.state != LeaseSuspended {
+	if !h.aliveLocked() {
 		h.mu.Unlock()
-		return
+		return false
 	}
 	h.err = &LostError{Path: h.node, Token: h.token, Reason: reason, At: h.c.cfg.Clock.Now(), Err: cause}
 	h.setLocked(LeaseLost)
@@ -315,6 +315,16 @@ func (h *hold) lose(reason Reason, cause error) {
 	h.c.logNode(h.s, h.node, h.token, "lost", err)
 	if reason == Revoked {
 		h.giveUp()
+	}
+	return true
+}
+
+// nodeGone loses a hold whose node somebody deleted. It does nothing to one that
+// was released: then the delete was ours.
+func (h *hold) nodeGone() {
+	h.s.dropHold(h)
+	if h.lose(NodeDeleted, zk.ErrNoNode) {
+		h.s.nodesOwned(-1)
 	}
 }
 
@@ -386,8 +396,7 @@ func (h *hold) watchOwn() {
 		data, events, err := getW(ctx, h.s, h.node)
 		switch {
 		case errors.Is(err, zk.ErrNoNode):
-			h.s.dropHold(h)
-			h.lose(NodeDeleted, err)
+			h.nodeGone()
 			return
 		case err != nil:
 			// Unknown: again on the next connection. NoAuth: the proofs have to do.
@@ -406,8 +415,7 @@ func (h *hold) watchOwn() {
 			return
 		}
 		if ev.Type == zk.EventNodeDeleted {
-			h.s.dropHold(h)
-			h.lose(NodeDeleted, zk.ErrNoNode)
+			h.nodeGone()
 			return
 		}
 	}

@@ -186,7 +186,11 @@ func (c *Client) settle(ctx context.Context, s *session, dir, id string, cause e
 			c.abandon(s, dir, id, nil)
 			return nil, err
 		}
-		if err := s.awaitUp(ctx); err != nil {
+		err = s.awaitUp(ctx)
+		if err == nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		if err != nil {
 			c.abandon(s, dir, id, nil)
 			return nil, sessionGone(s, err)
 		}

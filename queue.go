@@ -18,6 +18,7 @@ type ticket struct {
 	at   *list.Element
 	node chan struct{} // among the first two: may have a node
 	turn chan struct{} // first: may acquire
+	has  *contender    // the node it has, nil if none
 }
 
 // enqueue joins the line of path. With try it only joins an empty one, and returns
@@ -36,6 +37,28 @@ func (c *Client) enqueue(path string, try bool) *ticket {
 	t.at = q.line.PushBack(t)
 	q.advance()
 	return t
+}
+
+// standsWith tells the queue which node a ticket has now; nil for none.
+//
+// The line here has to follow the line at the ensemble. Of the first two, the one
+// behind may get the earlier node: the other's create was slower, or had to be made
+// again. It goes first then; otherwise each would wait for the other.
+func (t *ticket) standsWith(node *contender) {
+	c := t.q.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t.has = node
+	first := t.q.line.Front()
+	if first == nil || first.Next() == nil || t.at == nil {
+		return
+	}
+	second := first.Next()
+	a, b := first.Value.(*ticket).has, second.Value.(*ticket).has
+	if a != nil && b != nil && b.before(*a) {
+		t.q.line.MoveToFront(second)
+		t.q.advance()
+	}
 }
 
 // leave gives the place up. Further calls do nothing.

@@ -48,8 +48,21 @@ func (s *serial) drain() {
 		s.queue[0] = nil
 		s.queue = s.queue[1:]
 		s.mu.Unlock()
-		f()
+		s.call(f)
 	}
+}
+
+// call runs f. If f ends the goroutine (runtime.Goexit, as t.FailNow does), another
+// goes on with the rest.
+func (s *serial) call(f func()) {
+	returned := false
+	defer func() {
+		if !returned {
+			go s.drain()
+		}
+	}()
+	f()
+	returned = true
 }
 
 // stop drops what is queued and refuses more. What runs goes on.

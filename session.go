@@ -523,7 +523,6 @@ func (s *session) Up(w *wire.Conn) {
 		s.nextBeat = s.nextBeat.Add(heartbeat(s.timeout))
 	}
 	ready := !s.suspended
-	s.broadcastLocked()
 	id := s.id
 	s.mu.Unlock()
 	s.c.hosts.Connected()
@@ -531,6 +530,10 @@ func (s *session) Up(w *wire.Conn) {
 	if ready {
 		s.c.setState(Reconnected, id, nil)
 	}
+	// Only now, so that whoever waits for the connection finds the state changed.
+	s.mu.Lock()
+	s.broadcastLocked()
+	s.mu.Unlock()
 	s.wakeKeeper()
 }
 
@@ -540,13 +543,16 @@ func (s *session) Down(w *wire.Conn, err error) {
 	s.mu.Lock()
 	ours := s.wire == w || s.attempt == w
 	up := s.wire == w
-	if up {
-		s.wire = nil
-	}
 	if s.attempt == w {
 		s.attempt = nil
 	}
 	dead := s.isDead
+	suspended := false
+	if up && !dead {
+		s.wire = nil
+		suspended = s.suspendLocked()
+		s.broadcastLocked()
+	}
 	s.mu.Unlock()
 	if dead || !ours {
 		return
@@ -558,8 +564,8 @@ func (s *session) Down(w *wire.Conn, err error) {
 		s.authRefused(fmt.Errorf("%w: %w", ErrAuthFailed, auth))
 		return
 	}
-	if up {
-		s.suspend(fmt.Errorf("connection to %s: %w", w.Address(), err))
+	if suspended {
+		s.tellSuspended(fmt.Errorf("connection to %s: %w", w.Address(), err))
 	}
 }
 

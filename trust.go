@@ -209,8 +209,7 @@ func (s *session) proved(w *wire.Conn, holds []*hold, failed *hold, err error) {
 	case errors.Is(err, zk.ErrNoNode):
 		// A node whose delete was sent has left the proofs; this one may have been
 		// under way. Either way the others have yet to be proved.
-		s.dropHold(failed)
-		failed.lose(NodeDeleted, err)
+		failed.nodeGone()
 		s.mu.Lock()
 		s.nextBeat = s.c.cfg.Clock.Now()
 		s.mu.Unlock()
@@ -224,17 +223,28 @@ func (s *session) proved(w *wire.Conn, holds []*hold, failed *hold, err error) {
 // suspend marks the session and its leases as not known to be alive.
 func (s *session) suspend(cause error) {
 	s.mu.Lock()
+	suspended := s.suspendLocked()
+	s.broadcastLocked()
+	s.mu.Unlock()
+	if suspended {
+		s.tellSuspended(cause)
+	}
+}
+
+// suspendLocked says whether it changed anything.
+func (s *session) suspendLocked() bool {
 	if s.isDead || s.suspended {
-		s.mu.Unlock()
-		return
+		return false
 	}
 	s.suspended = true
 	for h := range s.holds {
 		h.suspend()
 	}
-	s.broadcastLocked()
-	id := s.id
-	s.mu.Unlock()
+	return true
+}
+
+func (s *session) tellSuspended(cause error) {
+	id := s.sessionID()
 	s.c.log.Warn("zklock: suspended", "event", "suspended", "session_id", hexID(id), "error", cause)
 	s.c.setState(Suspended, id, cause)
 }
@@ -272,10 +282,11 @@ func (s *session) trustUntil() time.Time {
 	return s.deadline
 }
 
-// checkTrust compares the clock with the deadline and ends the session when it has
+// checkTrust compares the clock with the deadline, and ends the session when it has
 // passed. Gates call it, so that a process that was stopped learns of its loss at
-// its first gate and need not wait for a timer.
-func (s *session) checkTrust() {
+// its first gate and need not wait for a timer; nor for another goroutine that has
+// begun to end the session and not come to h.
+func (s *session) checkTrust(h *hold) {
 	now := s.c.cfg.Clock.Now()
 	s.mu.Lock()
 	// Without a lease nothing proves the session, and D means nothing.
@@ -284,6 +295,12 @@ func (s *session) checkTrust() {
 	s.mu.Unlock()
 	if over {
 		s.lose(TrustExpired, err)
+	}
+	s.mu.Lock()
+	dead, reason, cause := s.isDead, s.reason, s.cause
+	s.mu.Unlock()
+	if dead {
+		h.lose(reason, cause)
 	}
 }
 

@@ -44,10 +44,12 @@ func (a *attempt) run(ctx context.Context) (*Lease, error) {
 		if err != nil {
 			return nil, err
 		}
+		a.ticket.standsWith(&n.contender)
 		l, err := a.wait(ctx, n)
 		if err == nil {
 			return l, nil
 		}
+		a.ticket.standsWith(nil)
 		c.startDeletion(newDeletion(s, n.path))
 		if !errors.Is(err, errAgain) {
 			return nil, err
