@@ -19,7 +19,8 @@ CREATE TABLE charges (
     key    text   PRIMARY KEY,
     token  bigint NOT NULL, -- the largest seen
     amount bigint           -- NULL until charged
-)`
+)
+`
 
 // ErrStale is returned when the table has seen a larger token: somebody else has the lock.
 var ErrStale = errors.New("stale token")
