@@ -46,7 +46,8 @@ fuzz: ## Run every fuzz target for FUZZTIME (10s)
 
 .PHONY: lint
 lint: $(LINT) ## Run golangci-lint on every module
-	for dir in $(MODULES); do (cd $$dir && $(LINT) run --config $(CURDIR)/.golangci.yaml ./...); done
+	@code=0; for dir in $(MODULES); do echo "lint $$dir"; \
+		(cd $$dir && $(LINT) run --config $(CURDIR)/.golangci.yaml ./...) || code=1; done; exit $$code
 
 .PHONY: fmt
 fmt: $(LINT) ## Format every module
@@ -58,11 +59,11 @@ fmt-check: ## Fail if gofmt would change a file
 
 .PHONY: vet
 vet: ## Run go vet on every module
-	for dir in $(MODULES); do go vet -C $$dir ./...; done
+	@code=0; for dir in $(MODULES); do echo "vet $$dir"; go vet -C $$dir ./... || code=1; done; exit $$code
 
 .PHONY: tidy-check
 tidy-check: ## Fail if go mod tidy would change a go.mod or go.sum
-	for dir in $(MODULES); do go mod tidy -C $$dir -diff; done
+	@code=0; for dir in $(MODULES); do echo "tidy $$dir"; go mod tidy -C $$dir -diff || code=1; done; exit $$code
 
 $(LINT):
 	GOBIN=$(CURDIR)/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
