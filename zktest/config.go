@@ -26,7 +26,7 @@ type Config struct {
 	MaxSessionTimeout time.Duration
 
 	// Latency is the one-way delay of every message on a connection made by Dial; Jitter is the most that is added
-	// to it, drawn evenly from a generator started with Seed. Default none.
+	// to it, spread evenly and repeatable from Seed. Default none.
 	Latency time.Duration
 	Jitter  time.Duration
 	Seed    uint64

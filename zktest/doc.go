@@ -35,8 +35,9 @@
 //
 // Make the server inside the bubble of testing/synctest. Its goroutines wait on channels and timers only, so the clock
 // of the bubble moves on as soon as everybody waits. Give messages a latency: without one everything happens at the same
-// instant, in an order that no seed repeats. With one, each connection's delays follow from Config.Seed, the name given
-// to Dialer and the number of that name's dials, and a run repeats up to the order within one instant.
+// instant, in an order that no seed repeats. With a jitter, the delay of a message follows from Config.Seed, the server,
+// the name given to Dialer, the direction and the instant at which it is sent, whatever else is sent then: a run repeats
+// up to the order within one instant. Give clients different names, or they share their delays.
 //
 // # Where it is like the real server, and where it is not
 //

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"hash/fnv"
 	"io"
-	"math/rand/v2"
 	"net"
 	"os"
 	"sync"
@@ -19,7 +18,9 @@ import (
 // streamLimit is how much one direction holds before a Write blocks, about what two kernels buffer for a socket.
 const streamLimit = 4 << 20
 
-// network gives each message its delay.
+// network gives each message its delay. The delay follows from the seed, the client's name, the direction and the
+// instant at which the message is sent, and from nothing else: whatever goroutines do within one instant, in whatever
+// order, a run can be repeated up to that order.
 type network struct {
 	seed uint64
 
@@ -28,17 +29,33 @@ type network struct {
 	jitter  time.Duration
 }
 
+// route is one direction between a client and a server, as a number that seeds its delays.
+type route uint64
+
+// The directions of a client's messages, and the dials themselves.
+const (
+	routeDial = iota + 1
+	routeUp
+	routeDown
+)
+
 func newNetwork(latency, jitter time.Duration, seed uint64) *network {
 	return &network{seed: seed, latency: latency, jitter: jitter}
 }
 
-// wire draws the delays of one connection. They follow from the seed, the client's name and how often that client has
-// dialled, and not from what other connections do meanwhile: a run can be repeated although goroutines that are
-// ready at the same instant run in any order.
-func (n *network) wire(client string, dial uint64) *rand.Rand {
+// route is the way of a client's messages in one direction.
+func (n *network) route(client string, direction uint64) route {
 	h := fnv.New64a()
 	h.Write([]byte(client))
-	return rand.New(rand.NewPCG(n.seed^h.Sum64(), dial))
+	return route(mix(n.seed ^ mix(h.Sum64()+direction)))
+}
+
+// mix is the finaliser of splitmix64: it spreads every bit of x over the result.
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
 }
 
 func (n *network) set(latency, jitter time.Duration) {
@@ -47,12 +64,13 @@ func (n *network) set(latency, jitter time.Duration) {
 	n.latency, n.jitter = latency, jitter
 }
 
-func (n *network) delay(rnd *rand.Rand) time.Duration {
+// delay is how long a message sent now is on its way.
+func (n *network) delay(r route) time.Duration {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	d := n.latency
 	if n.jitter > 0 {
-		d += time.Duration(rnd.Int64N(int64(n.jitter) + 1))
+		d += time.Duration(mix(uint64(r)^uint64(time.Now().UnixNano())) % uint64(n.jitter+1))
 	}
 	return d
 }
@@ -65,8 +83,8 @@ type segment struct {
 
 // stream is one direction of a connection.
 type stream struct {
-	net *network
-	rnd *rand.Rand
+	net   *network
+	route route
 
 	mu       sync.Mutex
 	segs     []segment
@@ -80,8 +98,8 @@ type stream struct {
 	changed  chan struct{} // closed and replaced at every change
 }
 
-func newStream(n *network, rnd *rand.Rand) *stream {
-	return &stream{net: n, rnd: rnd, changed: make(chan struct{})}
+func newStream(n *network, r route) *stream {
+	return &stream{net: n, route: r, changed: make(chan struct{})}
 }
 
 // notify wakes everybody who waits; mu is held.
@@ -92,7 +110,7 @@ func (s *stream) notify() {
 
 // add puts a segment in flight; mu is held.
 func (s *stream) add(b []byte, eof bool) {
-	at := time.Now().Add(s.net.delay(s.rnd))
+	at := time.Now().Add(s.net.delay(s.route))
 	if at.Before(s.last) {
 		at = s.last
 	}
@@ -196,7 +214,7 @@ func (s *stream) closeRead() {
 		return
 	}
 	s.rclosed = true
-	s.rejectAt = time.Now().Add(s.net.delay(s.rnd))
+	s.rejectAt = time.Now().Add(s.net.delay(s.route))
 	s.segs, s.size = nil, 0
 	s.notify()
 }
@@ -227,11 +245,10 @@ type memAddr string
 func (memAddr) Network() string  { return "zktest" }
 func (a memAddr) String() string { return string(a) }
 
-// newPipe returns the client's and the server's end. rnd gives both directions their delays, from two generators
-// since their order among each other is left to chance.
-func newPipe(n *network, rnd *rand.Rand, client, server memAddr) (*memConn, *memConn) {
-	up := newStream(n, rand.New(rand.NewPCG(rnd.Uint64(), 0)))
-	down := newStream(n, rand.New(rand.NewPCG(rnd.Uint64(), 1)))
+// newPipe returns the client's and the server's end of a connection.
+func newPipe(n *network, name string, client, server memAddr) (*memConn, *memConn) {
+	up := newStream(n, n.route(name, routeUp))
+	down := newStream(n, n.route(name, routeDown))
 	return &memConn{in: down, out: up, local: client, remote: server},
 		&memConn{in: up, out: down, local: server, remote: client}
 }

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-func testPipe(n *network) (*memConn, *memConn) { return newPipe(n, n.wire("", 1), "a", "b") }
+func testPipe(n *network) (*memConn, *memConn) { return newPipe(n, "", "a", "b") }
 
 func arrivals(t *testing.T, seed uint64) (at []time.Duration, got []byte) {
 	t.Helper()
@@ -44,21 +44,56 @@ func arrivals(t *testing.T, seed uint64) (at []time.Duration, got []byte) {
 // TestPipeOrder sees jitter delay messages and never reorder them, the same way for the same seed.
 func TestPipeOrder(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		at, got := arrivals(t, 1)
-		if len(got) != 50 || !slices.IsSorted(got) || !slices.IsSorted(at) {
-			t.Errorf("arrived: %v at %v", got, at)
-		}
-		for i, d := range at {
-			sent := time.Duration(i) * time.Millisecond
-			if d < sent+10*time.Millisecond || d > sent+30*time.Millisecond {
-				t.Errorf("message %d took %v", i, d-sent)
+	run := func(seed uint64) (at []time.Duration) {
+		synctest.Test(t, func(t *testing.T) {
+			var got []byte
+			at, got = arrivals(t, seed)
+			if len(got) != 50 || !slices.IsSorted(got) || !slices.IsSorted(at) {
+				t.Errorf("arrived: %v at %v", got, at)
 			}
+			for i, d := range at {
+				sent := time.Duration(i) * time.Millisecond
+				if d < sent+10*time.Millisecond || d > sent+30*time.Millisecond {
+					t.Errorf("message %d took %v", i, d-sent)
+				}
+			}
+		})
+		return at
+	}
+	first, again, other := run(1), run(1), run(2)
+	if !slices.Equal(first, again) || slices.Equal(first, other) {
+		t.Errorf("the delays do not follow from the seed: %v, %v, %v", first, again, other)
+	}
+}
+
+// TestPipeDelays sees the delay of a message depend on the seed, the client's name, the direction and the instant, and
+// on nothing that is sent at the same instant.
+func TestPipeDelays(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const jitter = time.Second
+		n := newNetwork(time.Second, jitter, 1)
+		way := n.route("a", routeUp)
+		seen := map[time.Duration]bool{n.delay(way): true}
+		if !seen[n.delay(way)] {
+			t.Error("two messages of one instant have different delays")
 		}
-		same, _ := arrivals(t, 1)
-		other, _ := arrivals(t, 2)
-		if !slices.Equal(at, same) || slices.Equal(at, other) {
-			t.Error("the delays do not follow from the seed")
+		for _, other := range []route{n.route("b", routeUp), n.route("a", routeDown), newNetwork(0, 0, 2).route("a", routeUp)} {
+			seen[n.delay(other)] = true
+		}
+		for range 100 {
+			time.Sleep(time.Nanosecond)
+			seen[n.delay(way)] = true
+		}
+		if len(seen) != 104 {
+			t.Errorf("%d different delays of 104", len(seen))
+		}
+		least, most := 2*jitter, time.Duration(0)
+		for d := range seen {
+			least, most = min(least, d), max(most, d)
+		}
+		if least < time.Second || least > 1100*time.Millisecond || most < 1900*time.Millisecond || most > 2*time.Second {
+			t.Errorf("delays from %v to %v", least, most)
 		}
 	})
 }

@@ -29,7 +29,6 @@ type Server struct {
 	bySession   map[int64]map[*conn]struct{}
 	sockets     map[*conn]struct{} // conns, and those whose end a fault keeps from the client
 	lastConn    int64
-	dials       map[string]uint64 // by client name
 	nextSession int64
 	maxTimeout  time.Duration
 	forgetful   bool // resumes no session
@@ -79,7 +78,6 @@ func newServer(cl *cluster, i int) *Server {
 		conns:      map[*conn]struct{}{},
 		sockets:    map[*conn]struct{}{},
 		bySession:  map[int64]map[*conn]struct{}{},
-		dials:      map[string]uint64{},
 		maxTimeout: cfg.MaxSessionTimeout,
 		changed:    make(chan struct{}),
 	}
@@ -127,11 +125,8 @@ func (s *Server) dial(ctx context.Context, client, network, address string) (net
 	if address != s.name && address != s.Addr() {
 		return nil, fail(fmt.Errorf("no such server, this is %s", s.Addr()))
 	}
-	s.cl.mu.Lock()
-	s.dials[client]++
-	rnd := s.net.wire(client, s.dials[client])
-	s.cl.mu.Unlock()
-	if err := sleep(ctx, s.net.delay(rnd)); err != nil {
+	way := s.net.route(client, routeDial)
+	if err := sleep(ctx, s.net.delay(way)); err != nil {
 		return nil, fail(err)
 	}
 	for {
@@ -153,10 +148,10 @@ func (s *Server) dial(ctx context.Context, client, network, address string) (net
 	}
 	s.lastConn++
 	local := memAddr("192.0.2.200:" + strconv.FormatInt(10000+s.lastConn%50000, 10))
-	near, far := newPipe(s.net, rnd, local, memAddr(s.name))
+	near, far := newPipe(s.net, client, local, memAddr(s.name))
 	s.accept(far, client)
 	s.cl.mu.Unlock()
-	if err := sleep(ctx, s.net.delay(rnd)); err != nil {
+	if err := sleep(ctx, s.net.delay(way)); err != nil {
 		near.Close()
 		return nil, fail(err)
 	}

@@ -136,12 +136,8 @@ func (cl *cluster) check(r *request) Code {
 func password(id int64) []byte {
 	p := make([]byte, 16)
 	x := uint64(id) ^ 0x5a17ed
-	for i := 0; i < 16; i += 8 {
-		x += 0x9e3779b97f4a7c15
-		z := (x ^ x>>30) * 0xbf58476d1ce4e5b9
-		z = (z ^ z>>27) * 0x94d049bb133111eb
-		binary.BigEndian.PutUint64(p[i:], z^z>>31)
-	}
+	binary.BigEndian.PutUint64(p, mix(x))
+	binary.BigEndian.PutUint64(p[8:], mix(x+1))
 	return p
 }
 
