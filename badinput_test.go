@@ -23,7 +23,7 @@ import (
 
 // connectError connects to servers that cannot work and returns why, and how long
 // it took.
-func connectError(t *testing.T, cfg Config) (error, time.Duration) { //nolint:revive // error first reads best here
+func connectError(t *testing.T, cfg Config) (time.Duration, error) {
 	t.Helper()
 	start := time.Now()
 	c, err := Connect(t.Context(), cfg)
@@ -31,7 +31,7 @@ func connectError(t *testing.T, cfg Config) (error, time.Duration) { //nolint:re
 		_ = c.Close()
 		t.Fatal("Connect succeeded")
 	}
-	return err, time.Since(start)
+	return time.Since(start), err
 }
 
 func TestConnectToNamesThatDoNotResolve(t *testing.T) {
@@ -40,7 +40,7 @@ func TestConnectToNamesThatDoNotResolve(t *testing.T) {
 	dialer := &net.Dialer{Resolver: &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
 		return nil, errors.New("no name server")
 	}}}
-	err, took := connectError(t, Config{
+	took, err := connectError(t, Config{
 		Servers: []string{"zk1.invalid:2181", "zk2.invalid:2182"}, SessionTimeout: 300 * time.Millisecond, Dial: dialer.DialContext,
 	})
 	wantErr(t, err, context.DeadlineExceeded, "server zk1.invalid:2181", "server zk2.invalid:2182", "lookup zk1.invalid", "session timeout of 300ms")
@@ -74,7 +74,7 @@ func TestConnectToAnHTTPServer(t *testing.T) {
 	}
 
 	// Without a line it waits for more, and the handshake limit names the fault.
-	err, _ = connectError(t, Config{Servers: []string{addr}, SessionTimeout: 400 * time.Millisecond, DialTimeout: 100 * time.Millisecond})
+	_, err = connectError(t, Config{Servers: []string{addr}, SessionTimeout: 400 * time.Millisecond, DialTimeout: 100 * time.Millisecond})
 	wantErr(t, err, wire.ErrHandshakeTimeout, "server "+addr, "100ms")
 }
 
@@ -127,7 +127,7 @@ func TestConnectToAPeerThatDoesNotAnswer(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			inBubble(t, func(b *bundle) {
 				t := b.t
-				err, took := connectError(t, Config{
+				took, err := connectError(t, Config{
 					Servers: []string{"zk1"}, Clock: virtualClock{}, Seed: 1, Dial: peer(tc.serve),
 					SessionTimeout: 3 * time.Second, DialTimeout: 500 * time.Millisecond,
 				})

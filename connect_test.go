@@ -166,7 +166,7 @@ func TestTLS(t *testing.T) {
 		cfg := Config{Clock: virtualClock{}, Seed: 1}
 		overTLS(&cfg)
 		cfg.Servers = []string{"zk2.example.org:2281"}
-		err, _ := connectError(t, cfg)
+		_, err := connectError(t, cfg)
 		var name x509.HostnameError
 		wantErr(t, err, context.DeadlineExceeded, "TLS with zk2.example.org:2281", "zk1.example.org")
 		if !errors.As(err, &name) {
@@ -181,12 +181,12 @@ func TestTLS(t *testing.T) {
 		// A certificate of somebody else's.
 		cfg.TLS = newAuthority(t).client()
 		cfg.TLS.ServerName = "zk1.example.org"
-		err, _ = connectError(t, cfg)
+		_, err = connectError(t, cfg)
 		wantErr(t, err, context.DeadlineExceeded, "certificate signed by unknown authority")
 		// A plain server behind a TLS client: the dial limit ends it.
 		cfg.Dial = b.srv.Dial
 		cfg.Servers = []string{b.srv.Addr()}
-		err, _ = connectError(t, cfg)
+		_, err = connectError(t, cfg)
 		wantErr(t, err, context.DeadlineExceeded, "server "+b.srv.Addr())
 	})
 }

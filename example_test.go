@@ -15,7 +15,7 @@ import (
 
 // start runs a server in this process and connects to it. A program would call
 // Connect with the addresses of its ensemble.
-func start() (srv *zktest.Server, client *zklock.Client) {
+func start() (srv *zktest.Server, client *zklock.Client, stop func()) {
 	srv, err := zktest.Start(zktest.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -27,7 +27,12 @@ func start() (srv *zktest.Server, client *zklock.Client) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	return srv, client
+	return srv, client, func() {
+		if err := client.Close(); err != nil {
+			log.Print(err)
+		}
+		srv.Close()
+	}
 }
 
 // mutexFor makes the lock of one idempotency key.
@@ -45,23 +50,32 @@ func mutexFor(client *zklock.Client, key string) *zklock.InterProcessMutex {
 
 // A client is one per process. Everything in Config but Servers has a default.
 func ExampleConnect() {
+	srv, err := zktest.Start(zktest.Config{Listen: "127.0.0.1:0"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer srv.Close()
+
 	client, err := zklock.Connect(context.Background(), zklock.Config{
-		Servers:        []string{"zk1:2181,zk2:2181,zk3:2181"},
+		Servers:        []string{srv.Addr()}, // or "zk1:2181,zk2:2181,zk3:2181/chroot"
 		SessionTimeout: 12 * time.Second,
 		TickTime:       2 * time.Second, // the ensemble's
 	})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err) // names each server and what it said
+		return
 	}
-	defer client.Close()
-	fmt.Println(client.State())
+	fmt.Println(client.State(), client.SessionTimeout())
+	fmt.Println(client.Close())
+	// Output:
+	// Connected 12s
+	// <nil>
 }
 
 // One mutex stands for one path; nothing is sent until it is used.
 func ExampleNewInterProcessMutex() {
-	srv, client := start()
-	defer srv.Close()
-	defer client.Close()
+	_, client, stop := start()
+	defer stop()
 
 	mutex, err := zklock.NewInterProcessMutex(client, "/dedup/order-17", zklock.WithIdentifier("worker-1"))
 	fmt.Println(mutex.Path(), err)
@@ -74,16 +88,16 @@ func ExampleNewInterProcessMutex() {
 
 // The ctx bounds the wait, not the hold.
 func ExampleInterProcessMutex_Acquire() {
-	srv, client := start()
-	defer srv.Close()
-	defer client.Close()
+	_, client, stop := start()
+	defer stop()
 	mutex := mutexFor(client, "order-17")
 
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	lease, err := mutex.Acquire(ctx)
 	if err != nil {
-		log.Fatal(err) // ErrNotAcquired, joined with the reason
+		fmt.Println(err) // ErrNotAcquired, joined with the reason
+		return
 	}
 	fmt.Println(lease.State())
 
@@ -102,15 +116,15 @@ func ExampleInterProcessMutex_Acquire() {
 
 // TryAcquire is for work that somebody else may be doing already.
 func ExampleInterProcessMutex_TryAcquire() {
-	srv, client := start()
-	defer srv.Close()
-	defer client.Close()
+	_, client, stop := start()
+	defer stop()
 	mutex := mutexFor(client, "order-17")
 	ctx := context.Background()
 
 	lease, err := mutex.TryAcquire(ctx)
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	_, err = mutex.TryAcquire(ctx)
 	fmt.Println(errors.Is(err, zklock.ErrHeld))
@@ -121,9 +135,8 @@ func ExampleInterProcessMutex_TryAcquire() {
 // Do releases whatever happens in the function, and reports a lease that was lost
 // while it ran.
 func ExampleInterProcessMutex_Do() {
-	srv, client := start()
-	defer srv.Close()
-	defer client.Close()
+	_, client, stop := start()
+	defer stop()
 	mutex := mutexFor(client, "order-17")
 
 	err := mutex.Do(context.Background(), func(ctx context.Context, lease *zklock.Lease) error {
@@ -139,19 +152,20 @@ func ExampleInterProcessMutex_Do() {
 // A function that was given a held lease's context may lock again: it shares the
 // hold.
 func ExampleInterProcessMutex_Acquire_reentrant() {
-	srv, client := start()
-	defer srv.Close()
-	defer client.Close()
+	_, client, stop := start()
+	defer stop()
 	mutex := mutexFor(client, "order-17")
 	ctx := context.Background()
 
 	outer, err := mutex.Acquire(ctx)
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	inner, err := mutex.Acquire(outer.Context())
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	fmt.Println(inner.Token() == outer.Token())
 	_ = inner.Release(ctx)
@@ -164,19 +178,20 @@ func ExampleInterProcessMutex_Acquire_reentrant() {
 
 // Who holds the lock, and who waits for it.
 func ExampleInterProcessMutex_Participants() {
-	srv, client := start()
-	defer srv.Close()
-	defer client.Close()
+	_, client, stop := start()
+	defer stop()
 	mutex := mutexFor(client, "order-17")
 	ctx := context.Background()
 
 	lease, err := mutex.Acquire(ctx, zklock.AcquireIdentifier("worker-1"))
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	participants, err := mutex.Participants(ctx)
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	for _, p := range participants {
 		fmt.Println(p.Identifier, p.Holder, p.Token == lease.Token())
@@ -189,9 +204,8 @@ func ExampleInterProcessMutex_Participants() {
 // the lease is held, waits while the connection is away, and stops the work when the
 // lease is lost.
 func ExampleLease_Await() {
-	srv, client := start()
-	defer srv.Close()
-	defer client.Close()
+	srv, client, stop := start()
+	defer stop()
 	mutex := mutexFor(client, "order-17")
 
 	err := mutex.Do(context.Background(), func(ctx context.Context, lease *zklock.Lease) error {
@@ -218,19 +232,20 @@ func ExampleLease_Await() {
 // A write to the same ensemble can be made to depend on the lock: both succeed, or
 // neither does.
 func ExampleLease_Guard() {
-	srv, client := start()
-	defer srv.Close()
-	defer client.Close()
+	srv, client, stop := start()
+	defer stop()
 	mutex := mutexFor(client, "order-17")
 	ctx := context.Background()
 	conn := client.Conn()
 	if _, err := conn.Create("/status", nil, 0, zk.WorldACL(zk.PermAll)); err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 
 	lease, err := mutex.Acquire(ctx)
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	_, err = conn.Multi(lease.Guard(), &zk.SetDataRequest{Path: "/status", Data: []byte("paid"), Version: -1})
 	fmt.Println("while held:", err)
@@ -262,23 +277,24 @@ func (s *store) write(token zklock.Token, what string) {
 // Every holder has a larger token than the one before. A store that compares them
 // is safe from a worker that was stopped, and goes on without having noticed.
 func ExampleToken() {
-	srv, client := start()
-	defer srv.Close()
-	defer client.Close()
+	_, client, stop := start()
+	defer stop()
 	mutex := mutexFor(client, "order-17")
 	ctx := context.Background()
 	var s store
 
 	first, err := mutex.Acquire(ctx)
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	s.write(first.Token(), "by the first")
 	_ = first.Release(ctx)
 
 	second, err := mutex.Acquire(ctx)
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	s.write(second.Token(), "by the second")
 	s.write(first.Token(), "by the first, late")
@@ -292,9 +308,8 @@ func ExampleToken() {
 // Changes of the connection, for a log or a health check. Leases follow by
 // themselves.
 func ExampleClient_OnStateChange() {
-	srv, client := start()
-	defer srv.Close()
-	defer client.Close()
+	srv, client, end := start()
+	defer end()
 
 	back := make(chan struct{})
 	stop := client.OnStateChange(func(change zklock.StateChange) {
@@ -330,9 +345,8 @@ func ExampleEscapeKey() {
 // Deep inside, the lease is found in the context; its token goes along with the
 // write.
 func ExampleLeaseFromContext() {
-	srv, client := start()
-	defer srv.Close()
-	defer client.Close()
+	_, client, stop := start()
+	defer stop()
 
 	charge := func(ctx context.Context) error {
 		lease, ok := zklock.LeaseFromContext(ctx)

@@ -101,7 +101,7 @@ func TestNothingIsPassedOnAfterAnError(t *testing.T) {
 // A large listing is read, and its memory is given back with the next small reply.
 func TestLargeReply(t *testing.T) {
 	b := newBench(t).open()
-	b.answer(replyFrame(1, 1, 0, make([]byte, 20<<20)))
+	b.answer(replyFrame(1, 1, 0, make([]byte, 6<<20)))
 	b.answer(replyFrame(2, 1, 0))
 	if n := cap(b.c.frame); n > 4<<20 {
 		t.Errorf("%d bytes are kept for small replies", n)

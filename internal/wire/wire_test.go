@@ -90,7 +90,7 @@ func newBench(t *testing.T, auth ...Auth) *bench {
 	return b
 }
 
-func (b *bench) note(format string, args ...any) {
+func (b *bench) notef(format string, args ...any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.log = append(b.log, fmt.Sprintf(format, args...))
@@ -100,19 +100,19 @@ func (b *bench) note(format string, args ...any) {
 func sec(t time.Time) string { return fmt.Sprint(t.Sub(epoch).Seconds()) }
 
 func (b *bench) Handshake(_ *Conn, h Handshake) (time.Duration, error) {
-	b.note("handshake %#x %v sent %s", h.SessionID, h.Timeout, sec(h.Sent))
+	b.notef("handshake %#x %v sent %s", h.SessionID, h.Timeout, sec(h.Sent))
 	return b.delay, b.refuse
 }
-func (b *bench) Up(*Conn)                { b.note("up") }
-func (b *bench) Down(_ *Conn, err error) { b.note("down %v", err) }
+func (b *bench) Up(*Conn)                { b.notef("up") }
+func (b *bench) Down(_ *Conn, err error) { b.notef("down %v", err) }
 func (b *bench) Touch(_ *Conn, sent, answered time.Time) {
-	b.note("touch %s %s", sec(sent), sec(answered))
+	b.notef("touch %s %s", sec(sent), sec(answered))
 }
-func (b *bench) Proof(_ *Conn, anchor time.Time)        { b.note("proof %s", sec(anchor)) }
-func (b *bench) Created(path string, zxid int64)        { b.note("created %s %#x", path, zxid) }
-func (b *bench) WatchEvent()                            { b.note("watch") }
-func (b *bench) Answered(op string, took time.Duration) { b.note("answered %s %v", op, took) }
-func (b *bench) Expired(*Conn)                          { b.note("expired") }
+func (b *bench) Proof(_ *Conn, anchor time.Time)        { b.notef("proof %s", sec(anchor)) }
+func (b *bench) Created(path string, zxid int64)        { b.notef("created %s %#x", path, zxid) }
+func (b *bench) WatchEvent()                            { b.notef("watch") }
+func (b *bench) Answered(op string, took time.Duration) { b.notef("answered %s %v", op, took) }
+func (b *bench) Expired(*Conn)                          { b.notef("expired") }
 
 // events returns what happened since the last call.
 func (b *bench) events() string {
@@ -150,7 +150,7 @@ func (b *bench) read() ([]byte, error) {
 	}
 	rest := make([]byte, binary.BigEndian.Uint32(head))
 	_, err := io.ReadFull(b.c, rest)
-	return append(head, rest...), err
+	return cat(head, rest), err
 }
 
 // answer pushes one reply and reads it.
@@ -279,8 +279,9 @@ func TestCredentialsBeforeAnything(t *testing.T) {
 	b.send(frame(make([]byte, 44)))
 	accepted := 0
 	b.raw.onWrite = func([]byte) {
-		b.note("credentials")
-		if accepted++; accepted == 2 {
+		accepted++
+		b.notef("credential %d", accepted)
+		if accepted == 2 {
 			b.raw.in.Write(cat(replyFrame(xidAuth, 0, 0), replyFrame(xidAuth, 0, 0)))
 		}
 	}
@@ -289,7 +290,7 @@ func TestCredentialsBeforeAnything(t *testing.T) {
 	if err != nil || !bytes.Equal(got, connectResponse(0x17, 12000)) {
 		t.Fatalf("the library reads %x, %v", got, err)
 	}
-	b.want("order", "handshake 0x17 12s sent 0, credentials, credentials, up")
+	b.want("order", "handshake 0x17 12s sent 0, credential 1, credential 2, up")
 	for i, want := range [][]byte{
 		requestFrame(xidAuth, opSetAuth, i32(0), str("digest"), str("u:p")), requestFrame(xidAuth, opSetAuth, i32(0), str("ip"), str("")),
 	} {
