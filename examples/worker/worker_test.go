@@ -148,6 +148,7 @@ func TestShared(t *testing.T) {
 
 func TestBadInput(t *testing.T) {
 	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir) // for the ledgers of runs that name none
 	file := func(name, text string) string {
 		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
