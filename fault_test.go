@@ -19,6 +19,7 @@ func (b *bundle) away(name string) (back func()) {
 	cut := b.srv.Inject(zktest.CutAfter(zktest.OpPing).Client(name))
 	<-cut.Hit()
 	b.srv.Refuse(true)
+	time.Sleep(2 * oneWay) // the end of the connection arrives
 	synctest.Wait()
 	return func() { b.srv.Refuse(false) }
 }
@@ -114,6 +115,7 @@ func TestHolderIsSuspendedAndHeldAgainThroughAShortDisconnect(t *testing.T) {
 		if l.State() != LeaseHeld || l.Context().Err() != nil || l.Path() != path || l.Token() != token || c.SessionID() != id {
 			t.Errorf("after: %v %s %s %s", l.State(), l.Path(), l.Token(), hexID(c.SessionID()))
 		}
+		synctest.Wait()
 		if states.count(Suspended) != 1 || states.count(Reconnected) != 1 || states.count(Lost) != 0 {
 			t.Errorf("states %v", states)
 		}

@@ -97,12 +97,10 @@ func (b *bundle) line(hist *zktest.History) line {
 func TestPredecessorThatGoesBetweenListingAndWatchIsNoGrant(t *testing.T) {
 	inBubble(t, func(b *bundle) {
 		t := b.t
-		var hist zktest.History
 		holder := b.acquire(b.mutex(b.connect(pinned(b.srv, "holder")), "/dedup/a"))
 		ctx, quit := context.WithCancel(t.Context())
 		middle := acquireAsync(ctx, b.mutex(b.connect(pinned(b.srv, "middle")), "/dedup/a"))
 		b.awaitNodes("/dedup/a", 2)
-		_ = &hist
 		// The middle one leaves after the last one has listed it.
 		gone := b.srv.Inject(zktest.Before(func() {
 			quit()

@@ -278,3 +278,29 @@ func TestHolderSendsOneProofEveryHeartbeat(t *testing.T) {
 		b.release(z)
 	})
 }
+
+// A proof that names a node whose delete was sent fails for all the others in it.
+func TestReleasedLockIsLeftOutOfTheProofs(t *testing.T) {
+	var hist zktest.History
+	inBubble(t, func(b *bundle) {
+		t := b.t
+		c := b.connect(pinned(b.srv, "holder"))
+		var held []*Lease
+		for i := range 10 {
+			held = append(held, b.acquire(b.mutex(c, fmt.Sprint("/dedup/", i))))
+		}
+		for _, l := range held[1:] {
+			// Slow, so that proofs fall due while a delete is under way.
+			b.srv.Inject(zktest.DelayReply(heartbeat(c.SessionTimeout())*3/4, zktest.OpDelete))
+			b.release(l)
+			time.Sleep(heartbeat(c.SessionTimeout()))
+		}
+		if txn, found := hist.Find(func(txn zktest.Txn) bool { return txn.Op == zktest.OpMulti && txn.Err != zktest.CodeOK }); found {
+			t.Errorf("a proof failed: %+v", txn)
+		}
+		if got := held[0].State(); got != LeaseHeld {
+			t.Errorf("the lock that stays is %v", got)
+		}
+		b.release(held[0])
+	}, withHistory(&hist))
+}
