@@ -336,7 +336,7 @@ func TestLineInAProcessFollowsTheOneAtTheEnsemble(t *testing.T) {
 				select {
 				case one = <-first:
 				case one = <-second:
-					first, second = second, first
+					second = first
 				case <-time.After(time.Minute):
 					t.Fatalf("two callers wait for each other: %v", b.nodes("/dedup/a"))
 				}
