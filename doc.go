@@ -56,7 +56,8 @@
 // about as much as a setData. While nothing is held, a ping goes out every H, so that
 // a first lease finds a fresh anchor. A proof that is unanswered when the next one is
 // due suspends; one that is unanswered for 2H closes the connection, so that the
-// client moves to another server and often keeps its leases.
+// client moves to another server and often keeps its leases. With a short T, where
+// the leases would not last until then, the connection is closed after H already.
 //
 // # What is promised
 //

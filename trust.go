@@ -37,10 +37,14 @@ const (
 	maxProofBytes = 256 << 10
 )
 
-var errSilent = errors.New("the server did not answer for a third of the session timeout")
+var errSilent = errors.New("the server does not answer")
 
-// beat is one proof in flight.
-type beat struct{ sent time.Time }
+// beat is one proof in flight, meant for the connection w. One that the library
+// still had queued when that broke goes out on the next; its age says nothing of that.
+type beat struct {
+	w    *wire.Conn
+	sent time.Time
+}
 
 // keep runs for as long as the session: it sends proofs and pings, notices when
 // they stay unanswered, and ends the session when its deadline passes.
@@ -84,7 +88,7 @@ func (s *session) beat() time.Duration {
 	}
 
 	oldest, waiting := s.oldestBeatLocked(w)
-	if waiting && now.Sub(oldest) >= 2*h {
+	if waiting && (now.Sub(oldest) >= 2*h || now.Sub(oldest) >= h && s.hurriedLocked(now)) {
 		s.mu.Unlock()
 		// A good server is a dial away; this one may be cut off from the others.
 		w.Kill(fmt.Errorf("%s: %w", w.Address(), errSilent))
@@ -99,7 +103,7 @@ func (s *session) beat() time.Duration {
 		next = s.nextBeat
 	}
 	if waiting {
-		for _, t := range []time.Time{oldest.Add(h), oldest.Add(2 * h)} {
+		for _, t := range []time.Time{oldest.Add(h), oldest.Add(2 * h), s.deadline.Add(-h)} {
 			if t.After(now) && t.Before(next) {
 				next = t
 			}
@@ -110,6 +114,13 @@ func (s *session) beat() time.Duration {
 		s.suspend(fmt.Errorf("%s has not answered for %v", w.Address(), now.Sub(oldest).Round(time.Millisecond)))
 	}
 	return min(next.Sub(now), h)
+}
+
+// hurriedLocked says whether to leave a server after H of silence already: the
+// leases held would be lost before 2H and a dial have passed. With the longer
+// timeouts there is time to let a slow ensemble answer.
+func (s *session) hurriedLocked(now time.Time) bool {
+	return len(s.holds) > 0 && s.deadline.Sub(now) <= heartbeat(s.timeout)
 }
 
 // endLocked is when the session is over for us: D while a lease is held, and T
@@ -133,6 +144,9 @@ func (s *session) silenceLocked(now time.Time) error {
 func (s *session) oldestBeatLocked(w *wire.Conn) (oldest time.Time, waiting bool) {
 	oldest, waiting = w.OldestPing()
 	for b := range s.beats {
+		if b.w != w {
+			continue
+		}
 		if !waiting || b.sent.Before(oldest) {
 			oldest, waiting = b.sent, true
 		}
@@ -168,7 +182,7 @@ func (s *session) sendBeatLocked(w *wire.Conn, now time.Time) {
 
 // proveLocked sends one proof about holds and sees to its answer.
 func (s *session) proveLocked(w *wire.Conn, holds []*hold, now time.Time) {
-	b := &beat{sent: now}
+	b := &beat{w: w, sent: now}
 	s.beats[b] = struct{}{}
 	s.c.tasks.run(func() {
 		failed, err := s.check(s.conn, holds)
