@@ -137,7 +137,7 @@ func (f *Fault) Times(n int) *Fault { f.times = n; return f }
 func (f *Fault) Always() *Fault { f.times = 0; return f }
 
 // Silent changes DropRequest and DropReply: the connection is not cut, but nothing comes through in that direction
-// any more, like a network that fails without a word.
+// any more, like a network that fails without a word. Heal cuts it: TCP delivers nothing that comes after a gap.
 func (f *Fault) Silent() *Fault { f.loss = lossSilence; return f }
 
 // Only changes DropRequest and DropReply: exactly one message is lost and the connection goes on. TCP never does that;
@@ -171,7 +171,8 @@ func (f *Fault) Hits() int {
 // Hit returns a channel that is closed when the fault hits for the first time.
 func (f *Fault) Hit() <-chan struct{} { return f.hit }
 
-// Heal ends the fault. What a black hole, or the silence after a lost message, has held back goes through now.
+// Heal ends the fault. What a black hole has held back goes through now; a connection that a lost message has silenced
+// is cut.
 func (f *Fault) Heal() {
 	if f.cl == nil {
 		return
@@ -179,7 +180,12 @@ func (f *Fault) Heal() {
 	f.cl.mu.Lock()
 	defer f.cl.mu.Unlock()
 	f.cl.faults = slices.DeleteFunc(f.cl.faults, func(g *Fault) bool { return g == f })
-	f.cl.holes = slices.DeleteFunc(f.cl.holes, func(h hole) bool { return h.fault == f })
+	f.cl.holes = slices.DeleteFunc(f.cl.holes, func(h hole) bool {
+		if h.fault == f {
+			h.conn.drop("fault: the connection that had fallen silent is cut")
+		}
+		return h.fault == f
+	})
 	for _, s := range f.cl.servers {
 		s.notify()
 	}
