@@ -79,7 +79,8 @@ func (w *worker) settle(ctx context.Context, ev payments.Event, t *tally) error 
 		case err == nil:
 			t.already++
 			return nil
-		case ctx.Err() == nil && errors.Is(err, zklock.ErrLost):
+		case ctx.Err() == nil && !errors.Is(err, errForeignLedger) &&
+			(errors.Is(err, zklock.ErrLost) || errors.Is(err, payments.ErrStale)):
 			// Somebody else has the lock now, or will. What they did is in the ledger.
 			w.log.Warn("lost the lock: the attempt is abandoned", "idempotency_key", ev.Key, "error", err)
 			t.abandoned++
@@ -123,19 +124,22 @@ func (w *worker) charge(ctx context.Context, l *zklock.Lease, ev payments.Event)
 	return true, nil
 }
 
-// refused says what it means that the ledger does not take our token. Normally the lease is gone, and the gate
-// says so. If it is not, the ledger has seen tokens of another ensemble, and no retry will help.
+// errForeignLedger is returned when the ledger refuses the token of the lock's true holder.
+var errForeignLedger = errors.New("the ledger holds tokens of another ensemble")
+
+// refused says what it means that the ledger does not take our token. Normally the lease is gone, or is about to be
+// when this client has not heard of it yet. If the ensemble says that it is still ours, the ledger has seen tokens of
+// another ensemble, and no retry will help.
 func (w *worker) refused(ctx context.Context, l *zklock.Lease, ev payments.Event, err error) error {
 	if !errors.Is(err, payments.ErrStale) {
 		return err
 	}
 	gate := l.Await(ctx)
 	if gate == nil {
-		gate = l.Verify(ctx)
+		if gate = l.Verify(ctx); gate == nil {
+			gate = errForeignLedger
+		}
 	}
 	w.log.Warn("the ledger refused a stale token", "idempotency_key", ev.Key, "token", l.Token().String(), "error", err, "gate", gate)
-	if gate == nil {
-		return fmt.Errorf("%w, but its holder has the lock: %s holds tokens of another ensemble", err, w.ledger.Path())
-	}
-	return errors.Join(err, gate)
+	return fmt.Errorf("%w; %w", err, gate)
 }
