@@ -442,3 +442,37 @@ func TestPipelineThroughFollower(t *testing.T) {
 		}
 	})
 }
+
+// TestSessionOrder sees the requests of a session keep their order when the connection changes in between: a write that
+// waits for a quorum is carried out before what the session sends over its next connection to the same server.
+func TestSessionOrder(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T) {
+		e := zktest.NewEnsemble(t, 3, zktest.WithLatency(time.Millisecond, 0, 1))
+		leader := e.Leader()
+		first := rawDial(t, leader)
+		_, id, passwd := first.open(20*time.Second, 0, nil)
+		for _, f := range e.Followers() {
+			f.CutFromPeers()
+		}
+		first.request(1, zktest.OpCreate, ephemeral("/x"))
+		time.Sleep(10 * time.Millisecond)
+		first.nc.Close()
+		second := rawDial(t, leader)
+		second.open(20*time.Second, id, passwd)
+		second.request(7, zktest.OpSync, str("/"))
+		second.request(8, zktest.OpExists, append(str("/x"), 0))
+		time.Sleep(time.Second)
+		if leader.Exists("/x") {
+			t.Fatal("a leader without a quorum has committed")
+		}
+		for _, s := range e.Servers() {
+			s.HealPeers()
+		}
+		for _, want := range []int32{7, 8} {
+			if xid, _, code, _ := header(second.recv()); xid != want || code != zktest.CodeOK {
+				t.Errorf("answer to %d with code %v, want one to %d", xid, code, want)
+			}
+		}
+	})
+}

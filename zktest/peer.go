@@ -281,6 +281,7 @@ func (s *Server) leave(why string) {
 	for _, c := range byID(s.conns) {
 		c.drop(why)
 	}
+	clear(s.writes) // what was under way is lost
 	if p.up != nil {
 		p.up.dead, p.down.dead = true, true
 	}

@@ -1,7 +1,10 @@
 package zktest
 
+import "slices"
+
 // Imitates ZooKeeper 3.8 and 3.9: ZooKeeperServer.submitRequest, UnimplementedRequestProcessor and the order in
-// which CommitProcessor answers one session: a read waits for the writes that came before it.
+// which CommitProcessor answers one session: a read waits for the writes that came before it, also for those that came
+// over an earlier connection of the session.
 
 // request is one request of a client between its arrival and its answer.
 type request struct {
@@ -57,6 +60,9 @@ func (c *conn) handle(xid int32, op Op, d *decoder, f *Fault) {
 // enqueue puts the request into the connection's order and starts it; mu is held.
 func (c *conn) enqueue(r *request) {
 	c.queue = append(c.queue, r)
+	if r.op.write() {
+		c.s.writes[r.session] = append(c.s.writes[r.session], r)
+	}
 	switch {
 	case r.op == OpMulti:
 		c.s.cl.ops.countMulti(r.body.b)
@@ -68,9 +74,15 @@ func (c *conn) enqueue(r *request) {
 	}
 }
 
+// behind reports whether a write that the session sent over an earlier connection to this server is under way: requests
+// are carried out in the order of their session, not of their connection; mu is held.
+func (c *conn) behind() bool {
+	return slices.ContainsFunc(c.s.writes[c.session], func(w *request) bool { return w.c != c })
+}
+
 // drain answers what can be answered; mu is held.
 func (c *conn) drain() {
-	for len(c.queue) > 0 && !c.dead {
+	for len(c.queue) > 0 && !c.dead && (!c.ready || !c.behind()) {
 		r := c.queue[0]
 		if !r.done {
 			if r.op.write() || r.op == OpSync || r.op == OpConnect {
@@ -99,7 +111,18 @@ func (c *conn) answer(r *request) {
 // complete marks a request that went to the leader as done and answers what waited for it; mu is held.
 func (r *request) complete(reply []byte) {
 	r.done, r.reply = true, reply
+	s := r.c.s
+	if writes := slices.DeleteFunc(s.writes[r.session], func(w *request) bool { return w == r }); len(writes) > 0 {
+		s.writes[r.session] = writes
+	} else {
+		delete(s.writes, r.session)
+	}
 	r.c.drain()
+	for _, c := range s.sessionConns(r.session) { // those that have replaced a connection that is gone
+		if c != r.c {
+			c.drain()
+		}
+	}
 }
 
 // submit sends a write or a sync to the leader; mu is held.

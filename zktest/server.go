@@ -27,7 +27,8 @@ type Server struct {
 	watches     watchTable
 	conns       map[*conn]struct{} // open for the client
 	bySession   map[int64]map[*conn]struct{}
-	sockets     map[*conn]struct{} // conns, and those whose end a fault keeps from the client
+	writes      map[int64][]*request // under way, by session
+	sockets     map[*conn]struct{}   // conns, and those whose end a fault keeps from the client
 	lastConn    int64
 	nextSession int64
 	maxTimeout  time.Duration
@@ -78,6 +79,7 @@ func newServer(cl *cluster, i int) *Server {
 		conns:      map[*conn]struct{}{},
 		sockets:    map[*conn]struct{}{},
 		bySession:  map[int64]map[*conn]struct{}{},
+		writes:     map[int64][]*request{},
 		maxTimeout: cfg.MaxSessionTimeout,
 		changed:    make(chan struct{}),
 	}

@@ -53,14 +53,14 @@ func TestExpiry(t *testing.T) {
 	})
 }
 
+// ephemeral is the body of a create.
+func ephemeral(path string) []byte {
+	return slices.Concat(str(path), i32(-1), i32(1), i32(31), str("world"), str("anyone"), i32(1))
+}
+
 func createEphemeral(r *raw, path string) {
 	r.t.Helper()
-	body := append(str(path), i32(-1)...)
-	body = append(body, i32(1)...)
-	body = append(body, i32(31)...)
-	body = append(body, str("world")...)
-	body = append(body, str("anyone")...)
-	r.request(1, zktest.OpCreate, append(body, i32(1)...))
+	r.request(1, zktest.OpCreate, ephemeral(path))
 	if _, _, code, _ := header(r.recv()); code != 0 {
 		r.t.Fatalf("create %s: %v", path, code)
 	}
