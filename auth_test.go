@@ -209,7 +209,7 @@ func TestCredentialsRefusedOnReconnect(t *testing.T) {
 		l := b.acquire(m)
 		broken.Store(true)
 		b.srv.CutConnections()
-		<-l.Lost()
+		b.awaitLost(l)
 		wantErr(t, l.Err(), ErrLost, string(AuthFailed))
 		wantErr(t, l.Err(), ErrAuthFailed)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

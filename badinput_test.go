@@ -336,7 +336,7 @@ func TestForeignChildren(t *testing.T) {
 		}
 		b.release(l)
 		l = b.acquire(m)
-		waiter := acquireAsync(t.Context(), b.mutex(b.connect(), "/dedup/a"))
+		waiter := acquireAsync(b.within(10*time.Minute), b.mutex(b.connect(), "/dedup/a"))
 		time.Sleep(30 * time.Second)
 		b.release(l)
 		r := <-waiter
@@ -370,7 +370,7 @@ func TestNodesOfOtherLibraries(t *testing.T) {
 			if _, err := m.TryAcquire(t.Context()); !errors.Is(err, ErrHeld) {
 				t.Errorf("TryAcquire behind %s: %v", name, err)
 			}
-			waiter := acquireAsync(t.Context(), m)
+			waiter := acquireAsync(b.within(10*time.Minute), m)
 			time.Sleep(time.Minute)
 			select {
 			case r := <-waiter:

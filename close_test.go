@@ -111,8 +111,28 @@ func TestCloseWaitsForDo(t *testing.T) {
 			})
 		}()
 		<-running
+		other := b.acquire(b.mutex(b.connect(), "/dedup/b"))
+		waiters := []<-chan result{
+			acquireAsync(context.Background(), m),                      // behind fn
+			acquireAsync(context.Background(), m),                      // without a node
+			acquireAsync(context.Background(), b.mutex(c, "/dedup/b")), // behind somebody else
+		}
+		time.Sleep(time.Second)
 		start := time.Now()
+		told := make(chan time.Duration, len(waiters))
+		for _, w := range waiters {
+			go func() {
+				wantErr(t, (<-w).err, ErrClosed)
+				told <- time.Since(start)
+			}()
+		}
 		must(t, c.Close())
+		for range waiters {
+			if d := <-told; d > 0 {
+				t.Errorf("a waiter was told %v after Close began: it waited for fn", d)
+			}
+		}
+		b.release(other)
 		if end.IsZero() || time.Since(end) > 100*time.Millisecond {
 			t.Errorf("Close returned %v after its begin, fn at %v", time.Since(start), end)
 		}
@@ -247,7 +267,7 @@ func TestRequestsStayInTheirSession(t *testing.T) {
 		}()
 		synctest.Wait()
 		b.srv.Refuse(false)
-		<-l.Lost()
+		b.awaitLost(l)
 		wantErr(t, l.Err(), ErrLost, string(SessionReplaced), hexID(id))
 		if err := <-queued; err == nil {
 			t.Error("a request of the old session succeeded")

@@ -108,7 +108,7 @@ func TestDoKeepsTheNodeUntilFnReturns(t *testing.T) {
 		var waiter <-chan result
 		err := m.Do(t.Context(), func(ctx context.Context, l *Lease) error {
 			time.Sleep(time.Second)
-			waiter = acquireAsync(b.t.Context(), other)
+			waiter = acquireAsync(b.within(10*time.Minute), other)
 			ps, err := other.Participants(t.Context())
 			must(t, err)
 			must(t, other.Revoke(t.Context(), ps[0]))

@@ -110,7 +110,7 @@ func TestListenersDoNotDelayAnything(t *testing.T) {
 		b.srv.Refuse(true)
 		b.srv.CutConnections()
 		lostBy := l.Deadline()
-		<-l.Lost()
+		b.awaitLost(l)
 		if late := time.Since(lostBy); late > time.Millisecond {
 			t.Errorf("the lease was lost %v after its deadline", late)
 		}

@@ -156,7 +156,7 @@ func TestMetricValues(t *testing.T) {
 		want("held twice by one hold", "zklock_held", 1)
 		var waiters []<-chan result
 		for range 4 {
-			waiters = append(waiters, acquireAsync(t.Context(), m))
+			waiters = append(waiters, acquireAsync(b.within(10*time.Minute), m))
 			time.Sleep(10 * time.Millisecond) // so that they stand in this order
 		}
 		short := b.within(time.Second)
@@ -191,7 +191,7 @@ func TestMetricValues(t *testing.T) {
 		l = b.acquire(m)
 		time.Sleep(time.Second)
 		must(t, b.srv.Delete(l.Path()))
-		<-l.Lost()
+		b.awaitLost(l)
 		want("deleted by hand", `zklock_lost_total{reason="node_deleted"}`, 1)
 		want("deleted by hand", "zklock_held", 0)
 		want("deleted by hand", `zk_watch_notifications_total{prefix="/dedup"}`, before+1)
@@ -208,7 +208,7 @@ func TestMetricValues(t *testing.T) {
 			t.Errorf("suspended for %v s, want about 3", s)
 		}
 		expire(b, c, nil)
-		<-l.Lost()
+		b.awaitLost(l)
 		time.Sleep(5 * time.Second)
 		want("expired", `zklock_lost_total{reason="session_expired"}`, 1)
 		want("expired", "zk_session_expired_total", 1)
@@ -308,7 +308,7 @@ func TestLogEvents(t *testing.T) {
 		must(t, err)
 		m := b.mutex(c, "/dedup/"+element)
 		holder := b.acquire(b.mutex(b.connect(), "/dedup/"+element))
-		waiting := acquireAsync(t.Context(), m)
+		waiting := acquireAsync(b.within(10*time.Minute), m)
 		time.Sleep(time.Second)
 		b.release(holder)
 		r := <-waiting
@@ -319,7 +319,7 @@ func TestLogEvents(t *testing.T) {
 		b.release(l)
 		doomed := b.acquire(m)
 		expire(b, c, nil)
-		<-doomed.Lost()
+		b.awaitLost(doomed)
 		must(t, awaitState(c, Reconnected))
 
 		type event struct{ name, path, token, session string }

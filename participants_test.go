@@ -34,7 +34,7 @@ func TestParticipants(t *testing.T) {
 		l := b.acquire(m)
 		time.Sleep(3 * time.Second)
 		c2 := b.connect()
-		w2 := acquireAsync(t.Context(), b.mutex(c2, "/dedup/a", WithIdentifier("worker-2")))
+		w2 := acquireAsync(b.within(10*time.Minute), b.mutex(c2, "/dedup/a", WithIdentifier("worker-2")))
 		time.Sleep(3 * time.Second)
 		c3 := b.connect()
 		w3 := make(chan result, 1)
@@ -145,7 +145,7 @@ func TestOrderAcrossTheWrap(t *testing.T) {
 		l := b.acquire(m)
 		var waiters []<-chan result
 		for range 3 {
-			waiters = append(waiters, acquireAsync(t.Context(), b.mutex(b.connect(), "/dedup/a")))
+			waiters = append(waiters, acquireAsync(b.within(10*time.Minute), b.mutex(b.connect(), "/dedup/a")))
 			time.Sleep(time.Second)
 		}
 		ps := b.list(m)
@@ -178,11 +178,11 @@ func TestRevoke(t *testing.T) {
 		m := b.mutex(c, "/dedup/a", WithRevocable())
 		l := b.acquire(m)
 		time.Sleep(time.Second)
-		next := acquireAsync(t.Context(), b.mutex(other, "/dedup/a"))
+		next := acquireAsync(b.within(10*time.Minute), b.mutex(other, "/dedup/a"))
 		time.Sleep(time.Second)
 		begun := time.Now()
 		must(t, b.mutex(other, "/dedup/a").Revoke(t.Context(), b.list(m)[0]))
-		<-l.Lost()
+		b.awaitLost(l)
 		r := <-next
 		must(t, r.err)
 		if d := time.Since(begun); d > 20*time.Millisecond {
@@ -243,7 +243,7 @@ func TestNodeDeletedByHand(t *testing.T) {
 				time.Sleep(time.Second)
 				begun := time.Now()
 				strike(b, l)
-				<-l.Lost()
+				b.awaitLost(l)
 				if d := time.Since(begun); d > 2*time.Millisecond {
 					t.Errorf("seen after %v, want the latency of 1ms", d)
 				}
@@ -284,7 +284,7 @@ func TestNodeDeletedUnseen(t *testing.T) {
 		b.srv.Inject(zktest.LoseWatch().Path(l.Path()))
 		begun := time.Now()
 		must(t, b.srv.Delete(l.Path()))
-		<-l.Lost()
+		b.awaitLost(l)
 		if d := time.Since(begun); d > heartbeat(c.SessionTimeout())+10*time.Millisecond {
 			t.Errorf("found after %v, want at most a heartbeat", d)
 		}

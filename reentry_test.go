@@ -18,6 +18,16 @@ func (b *bundle) within(d time.Duration) context.Context {
 	return ctx
 }
 
+// awaitLost waits for the loss of l, but not for ever: time in a bubble has no end.
+func (b *bundle) awaitLost(l *Lease) {
+	b.t.Helper()
+	select {
+	case <-l.Lost():
+	case <-time.After(10 * time.Minute):
+		b.t.Fatalf("the lease is %v and is not lost", l.State())
+	}
+}
+
 func TestReentrySharesTheHold(t *testing.T) {
 	inBubble(t, func(b *bundle) {
 		t := b.t
@@ -218,7 +228,7 @@ func TestReentryFailsWhenLost(t *testing.T) {
 		}
 		// All handles of a hold are lost with it, each once.
 		for _, l := range []*Lease{l, again} {
-			<-l.Lost()
+			b.awaitLost(l)
 			wantErr(t, context.Cause(l.Context()), ErrLost, string(SessionExpired))
 			wantErr(t, l.Release(t.Context()), ErrLost)
 			wantErr(t, l.Release(t.Context()), ErrLost)
