@@ -243,7 +243,7 @@ func TestInterrupt(t *testing.T) {
 	go func() {
 		done <- run(ctx, []string{"-servers", srv.Addr(), "-ledger", ledger, "-step", "1h", "-metrics", "off"}, io.Discard, stderr)
 	}()
-	stderr.await(t, `event=acquired`)
+	stderr.await(t, `(?s)(event=created.*){3}`) // each worker holds or waits
 	cancel()
 	select {
 	case code := <-done:
