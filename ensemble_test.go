@@ -1,7 +1,10 @@
 package zklock
 
 import (
+	"context"
+	"net"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -87,6 +90,62 @@ func TestSizesWhereNothingMayBeRead(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		wantSizes(t, reg, "back again", 1, 1)
 		must(t, c.Close())
+	})
+}
+
+// noWords is a connection to a server that allows no four-letter word.
+type noWords struct {
+	net.Conn
+	asked bool
+	said  *strings.Reader
+}
+
+func (c *noWords) Write(p []byte) (int, error) {
+	if string(p) == "srvr" {
+		c.asked = true
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
+}
+
+func (c *noWords) Read(p []byte) (int, error) {
+	if c.asked {
+		return c.said.Read(p)
+	}
+	return c.Conn.Read(p)
+}
+
+type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
+
+func withoutWords(dial dialFunc) dialFunc {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &noWords{Conn: conn, said: strings.NewReader("srvr is not executed because it is not in the whitelist.\n")}, nil
+	}
+}
+
+// Without four-letter words the configuration tells how many servers there are, and
+// nothing tells how many of them work.
+func TestSizesWithoutFourLetterWords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := zktest.NewEnsemble(t, 3)
+		reg := prometheus.NewRegistry()
+		c, err := Connect(t.Context(), Config{
+			Servers: e.Addrs(), Dial: withoutWords(e.Dial), Clock: virtualClock{}, Seed: 1, Registerer: reg,
+		})
+		must(t, err)
+		defer func() { must(t, c.Close()) }()
+		time.Sleep(6 * time.Second)
+		wantSizes(t, reg, "three servers that do not say", 3, -1)
+	})
+	inBubble(t, func(b *bundle) {
+		reg := prometheus.NewRegistry()
+		b.connect(metered(reg), func(cfg *Config) { cfg.Dial = withoutWords(b.srv.Dial) })
+		time.Sleep(6 * time.Second)
+		wantSizes(b.t, reg, "one server, without a configuration, that does not say", -1, -1)
 	})
 }
 
