@@ -316,6 +316,7 @@ func TestLogEvents(t *testing.T) {
 		l := r.l
 		b.srv.CutConnections()
 		must(t, awaitState(c, Reconnected))
+		synctest.Wait() // the state shows a moment before its record is written
 		b.release(l)
 		doomed := b.acquire(m)
 		expire(b, c, nil)
