@@ -107,7 +107,7 @@ func (l *Lease) State() LeaseState {
 }
 
 // look is what every gate does.
-func (l *Lease) look() (state LeaseState, err error, changed <-chan struct{}) { //nolint:revive // err beside its state reads best here
+func (l *Lease) look() (state LeaseState, err error, changed <-chan struct{}) { //nolint:revive,staticcheck // err beside its state reads best here
 	h := l.hold
 	h.s.checkTrust(h)
 	h.mu.Lock()
@@ -322,6 +322,7 @@ func (h *hold) lose(reason Reason, cause error) (lost bool) {
 // nodeGone loses a hold whose node somebody deleted. It does nothing to one that
 // was released: then the delete was ours.
 func (h *hold) nodeGone() {
+	h.s.checkTrust(h) // in a process that was stopped, that is what has happened
 	h.s.dropHold(h)
 	if h.lose(NodeDeleted, zk.ErrNoNode) {
 		h.s.nodesOwned(-1)

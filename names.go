@@ -89,7 +89,7 @@ func validatePath(path string) error {
 	case path == "/zookeeper" || strings.HasPrefix(path, "/zookeeper/"):
 		return invalidPath(kind, path, "/zookeeper is reserved")
 	}
-	for _, element := range strings.Split(path[1:], "/") {
+	for element := range strings.SplitSeq(path[1:], "/") {
 		switch element {
 		case "":
 			return invalidPath(kind, path, "it has an empty element (//)")

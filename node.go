@@ -362,6 +362,10 @@ func (c *Client) makeParent(ctx context.Context, s *session, p string, container
 	c.mu.Unlock()
 	if container && !plain {
 		_, err := call(ctx, s, func(conn *zk.Conn) (string, error) {
+			if !s.beginMaking() {
+				return "", fmt.Errorf("%w: %w", errNotSent, errSessionOver)
+			}
+			defer s.makers.end()
 			return conn.CreateContainer(p, nil, zk.FlagContainer, c.cfg.ACL)
 		})
 		if err == nil || err.Error() != "unknown error: -6" { // unimplemented: before 3.5
@@ -377,6 +381,17 @@ func (c *Client) makeParent(ctx context.Context, s *session, p string, container
 	}
 	_, err := call(ctx, s, func(conn *zk.Conn) (string, error) { return conn.Create(p, nil, 0, c.cfg.ACL) })
 	return err
+}
+
+// beginMaking counts a create of a container, unless the Conn is about to be closed.
+func (s *session) beginMaking() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.isDead {
+		return false
+	}
+	s.makers.begin()
+	return true
 }
 
 // keyOf is the idempotency key of a lock node, for logs.

@@ -51,21 +51,28 @@ type tasks struct {
 	ended chan struct{} // closed when n is 0; nil while nobody waits
 }
 
+// run runs f on a goroutine that is counted.
 func (t *tasks) run(f func()) {
-	t.mu.Lock()
-	t.n++
-	t.mu.Unlock()
+	t.begin()
 	go func() {
-		defer func() {
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			if t.n--; t.n == 0 && t.ended != nil {
-				close(t.ended)
-				t.ended = nil
-			}
-		}()
+		defer t.end()
 		f()
 	}()
+}
+
+func (t *tasks) begin() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.n++
+}
+
+func (t *tasks) end() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.n--; t.n == 0 && t.ended != nil {
+		close(t.ended)
+		t.ended = nil
+	}
 }
 
 // done returns a channel that is closed when no goroutine is left.
@@ -353,6 +360,10 @@ type session struct {
 	holds     map[*hold]struct{}   // what the proofs are about
 	creates   map[string]*czxidBox // lock nodes being made, by the path asked for
 	owned     int                  // lock nodes that exist
+
+	// makers counts creates of containers in flight. The library reads the answer of
+	// one while it may still be written, if the Conn is closed meanwhile.
+	makers tasks
 }
 
 type czxidBox struct{ zxid int64 }
@@ -678,7 +689,7 @@ func (s *session) lose(reason Reason, cause error) {
 	if attempt != nil {
 		attempt.Kill(errSessionOver)
 	}
-	s.c.tasks.run(s.conn.Close)
+	s.c.tasks.run(s.closeConn)
 	s.c.sessionLost(s, reason, cause)
 }
 
@@ -725,13 +736,26 @@ func (s *session) end() bool {
 		if attempt != nil {
 			attempt.Kill(errSessionOver)
 		}
-		s.c.tasks.run(s.conn.Close)
+		s.c.tasks.run(s.closeConn)
 		return false
 	}
-	s.conn.Close() // sends closeSession and waits for its answer, at most one second
+	patience := time.NewTimer(time.Second)
+	defer patience.Stop()
+	select {
+	case <-s.makers.done():
+	case <-patience.C:
+		w.Kill(errSessionOver) // what is in flight ends with the connection
+	}
+	s.closeConn() // sends closeSession and waits for its answer, at most one second
 	s.cancel(errSessionOver)
 	w.Kill(errSessionOver)
 	return w.CloseAcknowledged()
+}
+
+// closeConn closes the library's Conn. The connection is gone, or about to answer.
+func (s *session) closeConn() {
+	<-s.makers.done()
+	s.conn.Close()
 }
 
 func (s *session) broadcastLocked() {

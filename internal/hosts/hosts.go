@@ -44,7 +44,7 @@ func Parse(servers []string) (List, error) {
 			}
 			l.Chroot = chroot
 		}
-		for _, a := range strings.Split(addrs, ",") {
+		for a := range strings.SplitSeq(addrs, ",") {
 			addr, err := parseAddr(strings.TrimSpace(a))
 			if err != nil {
 				return List{}, fmt.Errorf("server %q in %q: %w", a, entry, err)
