@@ -46,6 +46,7 @@ const (
 	xidAuth  = -4
 
 	codeOK             = 0
+	codeMarshalling    = -5
 	codeSessionExpired = -112
 	codeAuthFailed     = -115
 	codeSessionMoved   = -118
@@ -166,6 +167,7 @@ type Conn struct {
 	in    *bufio.Reader
 	frame []byte
 	out   []byte // what the library has not read yet of frame
+	err   error  // the first error of Read; there is nothing after it
 }
 
 // New wraps raw. limit is how long the connect exchange may take, credentials
@@ -330,17 +332,19 @@ func (c *Conn) touched(sent, answered time.Time) {
 
 // Read gives the library whole, checked frames.
 func (c *Conn) Read(p []byte) (int, error) {
-	if len(c.out) == 0 {
-		if err := c.next(); err != nil {
+	if len(c.out) == 0 && c.err == nil {
+		if c.err = c.next(); c.err != nil {
 			_ = c.Conn.Close()
-			c.down(err)
+			c.down(c.err)
 			c.mu.Lock()
 			if c.killed != nil {
-				err = c.killed
+				c.err = c.killed
 			}
 			c.mu.Unlock()
-			return 0, err
 		}
+	}
+	if c.err != nil {
+		return 0, c.err
 	}
 	n := copy(p, c.out)
 	c.out = c.out[n:]
@@ -502,7 +506,7 @@ func firstMultiError(body []byte) int32 {
 			return first
 		}
 		if len(body) < 13 {
-			break
+			return codeMarshalling
 		}
 		code := int32(binary.BigEndian.Uint32(body[9:]))
 		if code == codeSessionExpired || code == codeSessionMoved {
@@ -513,7 +517,7 @@ func firstMultiError(body []byte) int32 {
 		}
 		body = body[13:]
 	}
-	return first
+	return codeMarshalling // cut short: it says nothing
 }
 
 // readString reads a length-prefixed string.
