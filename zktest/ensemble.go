@@ -182,6 +182,9 @@ func (s *Server) Resume() {
 	}
 	s.applyDue()
 	s.cl.revive(s)
+	if s.peer.role == roleLeader && len(s.cl.servers) > 1 {
+		s.cl.pingFollowers(s) // overdue
+	}
 	s.notify()
 }
 

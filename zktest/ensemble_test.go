@@ -351,6 +351,28 @@ func TestPausedLeader(t *testing.T) {
 	})
 }
 
+// TestResumedLeaderPings sees a leader that goes on ask its followers at once whom they have heard, and not up to half a
+// tick later.
+func TestResumedLeaderPings(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T) {
+		e := zktest.NewEnsemble(t, 3, zktest.WithTickTime(2*time.Second), zktest.WithLatency(time.Millisecond, 0, 1))
+		connect(t, e.Dial, 8*time.Second, follower(e).Addr())
+		leader := e.Leader()
+		for range 7 { // some of the pauses end long before the next ping would be due
+			leader.Pause()
+			time.Sleep(3300 * time.Millisecond)
+			leader.Resume()
+			resumed := time.Now()
+			time.Sleep(time.Millisecond)
+			if expires := leader.Sessions()[0].Expires; expires.Before(resumed.Add(8 * time.Second)) {
+				t.Errorf("%v after it goes on, the leader has not heard of the session: it expires after %v", time.Since(resumed), expires.Sub(resumed))
+			}
+			time.Sleep(4 * time.Second)
+		}
+	})
+}
+
 // TestNoQuorumNoExpiry keeps a session whose time is over until somebody can commit its end.
 func TestNoQuorumNoExpiry(t *testing.T) {
 	t.Parallel()

@@ -226,8 +226,16 @@ func (cl *cluster) pingLoop(s *Server, term time.Time, whole bool) {
 	if s.paused {
 		return
 	}
+	if heard := cl.pingFollowers(s); whole && heard < cl.majority() {
+		s.leave("leader without a quorum")
+	}
+}
+
+// pingFollowers pings who follows s, closes the links to those it has not heard of for too long, and returns how many
+// servers are left, itself included.
+func (cl *cluster) pingFollowers(s *Server) (heard int) {
 	limit := time.Duration(cl.cfg.SyncLimit) * cl.cfg.TickTime
-	heard := 1
+	heard = 1
 	for _, f := range cl.servers {
 		if !f.follows(s) {
 			continue
@@ -241,9 +249,7 @@ func (cl *cluster) pingLoop(s *Server, term time.Time, whole bool) {
 		heard++
 		f.peer.down.send(f.pinged)
 	}
-	if whole && heard < cl.majority() {
-		s.leave("leader without a quorum")
-	}
+	return heard
 }
 
 // pinged is a follower answering its leader's ping with the clients it has heard.

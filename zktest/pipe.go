@@ -206,31 +206,34 @@ func (s *stream) write(p []byte) (int, error) {
 	}
 }
 
-// closeRead drops what is in flight and lets the writer find out one latency later.
-func (s *stream) closeRead() {
+// closeRead drops what is in flight. The writer finds out at told, by when everything that was sent to it has arrived:
+// what TCP tells a writer comes behind that.
+func (s *stream) closeRead(told time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.rclosed {
 		return
 	}
 	s.rclosed = true
-	s.rejectAt = time.Now().Add(s.net.delay(s.route))
+	s.rejectAt = told
 	s.segs, s.size = nil, 0
 	s.notify()
 }
 
-// closeWrite lets the reader see the end after everything written before.
-func (s *stream) closeWrite() {
+// closeWrite lets the reader see the end after everything written before, and returns when that is.
+func (s *stream) closeWrite() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.wclosed {
-		return
+		return s.last
 	}
 	s.wclosed = true
-	if !s.rclosed {
-		s.add(nil, true)
+	if s.rclosed {
+		return time.Now().Add(s.net.delay(s.route))
 	}
+	s.add(nil, true)
 	s.notify()
+	return s.last
 }
 
 // memConn is one end of an in-memory connection.
@@ -274,8 +277,7 @@ func (c *memConn) Write(p []byte) (int, error) {
 }
 
 func (c *memConn) Close() error {
-	c.out.closeWrite()
-	c.in.closeRead()
+	c.in.closeRead(c.out.closeWrite())
 	return nil
 }
 
