@@ -169,3 +169,28 @@ func TestPipeClose(t *testing.T) {
 		b.Close()
 	})
 }
+
+// TestPipeCloseComesLast writes into a connection that the peer is closing: that fails only once everything the peer had
+// sent before has arrived.
+func TestPipeCloseComesLast(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(50) {
+		synctest.Test(t, func(t *testing.T) {
+			a, b := testPipe(newNetwork(time.Millisecond, 50*time.Millisecond, seed))
+			if _, err := b.Write([]byte("last")); err != nil {
+				t.Fatal(err)
+			}
+			b.Close()
+			for {
+				if _, err := a.Write([]byte("x")); err != nil {
+					break
+				}
+				time.Sleep(time.Millisecond)
+			}
+			a.SetReadDeadline(time.Now().Add(time.Nanosecond))
+			if got, err := io.ReadAll(a); string(got) != "last" || err != nil {
+				t.Errorf("seed %d: %q, %v is there when a write fails", seed, got, err)
+			}
+		})
+	}
+}
