@@ -44,6 +44,10 @@ fuzz: ## Run every fuzz target for FUZZTIME (10s)
 		done; \
 	done
 
+.PHONY: safeguards
+safeguards: ## Take each safeguard out of a copy and see its test fail
+	.ci/safeguards
+
 .PHONY: lint
 lint: $(LINT) ## Run golangci-lint on every module
 	@code=0; for dir in $(MODULES); do echo "lint $$dir"; \
