@@ -3,6 +3,7 @@ package zklock
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -130,6 +131,12 @@ func answered(err error) bool {
 		}
 	}
 	return false
+}
+
+// unknownCode says whether err is an error code that the library has no name for: an
+// answer, of which nobody can say whether the request was carried out.
+func unknownCode(err error) bool {
+	return err != nil && strings.HasPrefix(err.Error(), "unknown error: ")
 }
 
 // errNotSent marks requests that were given up before they were handed to the

@@ -284,18 +284,22 @@ type Participant struct {
 // node: 2 requests and one for every participant. An empty list means that nobody
 // is there, or that the path does not exist.
 func (m *InterProcessMutex) Participants(ctx context.Context) ([]Participant, error) {
-	ps, err := m.participants(ctx)
-	if err != nil {
+	for {
+		s, err := m.c.live(ctx)
+		if err == nil {
+			var ps []Participant
+			if ps, err = m.participants(ctx, s); err == nil {
+				return ps, nil
+			}
+			if !answered(err) && !unknownCode(err) && ctx.Err() == nil && !m.c.isClosing() {
+				continue // the connection broke, or the session was lost: ask the next
+			}
+		}
 		return nil, fmt.Errorf("zklock: participants of %s: %w", m.path, err)
 	}
-	return ps, nil
 }
 
-func (m *InterProcessMutex) participants(ctx context.Context) ([]Participant, error) {
-	s, err := m.c.live(ctx)
-	if err != nil {
-		return nil, err
-	}
+func (m *InterProcessMutex) participants(ctx context.Context, s *session) ([]Participant, error) {
 	if _, err := call(ctx, s, func(conn *zk.Conn) (string, error) { return conn.Sync(m.full) }); err != nil {
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/url"
 	"path"
-	"strings"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -163,8 +162,8 @@ func (c *Client) settle(ctx context.Context, s *session, dir, id string, cause e
 		name, err := c.search(ctx, s, dir, id)
 		switch {
 		case err == nil && name == "":
-			if strings.HasPrefix(cause.Error(), "unknown error: ") {
-				return nil, cause // a code that the library does not know: refused
+			if unknownCode(cause) {
+				return nil, cause // it was refused, as it turns out
 			}
 			// The server may still be reading what the old connection sent: any later
 			// listing that shows the uuid deletes its node.
@@ -178,11 +177,11 @@ func (c *Client) settle(ctx context.Context, s *session, dir, id string, cause e
 			if errors.Is(err, zk.ErrNoNode) {
 				return nil, errAbsent
 			}
-			if answered(err) {
+			if answered(err) || unknownCode(err) {
 				c.abandon(s, dir, id, nil)
 				return nil, err
 			}
-		case answered(err):
+		case answered(err) || unknownCode(err):
 			c.abandon(s, dir, id, nil)
 			return nil, err
 		}
@@ -200,7 +199,7 @@ func (c *Client) settle(ctx context.Context, s *session, dir, id string, cause e
 // transient says whether a request that failed with err is worth sending again on
 // the same session: the connection broke, and the next one will do.
 func (c *Client) transient(ctx context.Context, s *session, err error) bool {
-	return err != nil && !answered(err) && ctx.Err() == nil && !s.isOver() && !c.isClosing()
+	return err != nil && !answered(err) && !unknownCode(err) && ctx.Err() == nil && !s.isOver() && !c.isClosing()
 }
 
 // search looks for a uuid in dir with a view no older than the call: "" if it is

@@ -111,7 +111,11 @@ func (h asyncHandler) Handle(_ context.Context, r slog.Record) error {
 		return nil
 	}
 	r = r.Clone()
-	h.queue.run(func() { _ = h.Handler.Handle(context.Background(), r) })
+	h.queue.run(func() {
+		// A handler that panics costs its record and not the process.
+		defer func() { _ = recover() }()
+		_ = h.Handler.Handle(context.Background(), r)
+	})
 	return nil
 }
 

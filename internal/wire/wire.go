@@ -81,7 +81,7 @@ func (e *NotZooKeeperError) Error() string {
 // AuthError is returned when the server refused credentials.
 type AuthError struct {
 	Scheme string
-	Code   int32 // ZooKeeper's error code; 0 when the server closed the connection instead
+	Code   int32 // ZooKeeper's error code, -115
 }
 
 func (e *AuthError) Error() string {
@@ -255,25 +255,30 @@ func (c *Conn) Write(p []byte) (int, error) {
 	defer c.wmu.Unlock()
 	// The reading is taken before the bytes are handed to the socket, so that
 	// nothing can have happened at the server before it.
-	c.record(p, c.now())
+	if c.record(p, c.now()) {
+		// The limit begins here: a peer that does not even take the request must not
+		// hang the library.
+		_ = c.Conn.SetDeadline(time.Now().Add(c.limit))
+	}
 	if _, err := c.Conn.Write(p); err != nil {
 		c.Kill(fmt.Errorf("write to %s: %w", c.address, err))
 	}
 	return len(p), nil
 }
 
-// record notes the requests in p, sent at now.
-func (c *Conn) record(p []byte, now time.Time) {
+// record notes the requests in p, sent at now. first says that it is the connect
+// request.
+func (c *Conn) record(p []byte, now time.Time) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.connect.sent.IsZero() {
 		c.connect.sent = now
-		return
+		return true
 	}
 	for len(p) >= 12 {
 		n := int(binary.BigEndian.Uint32(p))
 		if n < 8 || n > len(p)-4 {
-			return // not a whole frame: its reply will touch and prove nothing
+			break // not a whole frame: its reply will touch and prove nothing
 		}
 		body := p[4 : 4+n]
 		p = p[4+n:]
@@ -293,6 +298,7 @@ func (c *Conn) record(p []byte, now time.Time) {
 		}
 		c.pending[xid] = r
 	}
+	return false
 }
 
 // anchorAt returns when the newest touch was sent that the server has certainly
