@@ -115,7 +115,7 @@ func (l *logBuffer) String() string {
 }
 
 // uniquePath is a lock path that no other test uses.
-func uniquePath(t testing.TB) string {
+func uniquePath(_ testing.TB) string {
 	pathCount.Lock()
 	defer pathCount.Unlock()
 	pathCount.n++

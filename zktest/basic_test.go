@@ -250,7 +250,7 @@ func TestMulti(t *testing.T) {
 			&zk.DeleteRequest{Path: "/m", Version: -1},
 		)
 		wantErr(t, err, zk.ErrBadVersion)
-		if res[0].Error != nil || res[1].Error != nil || res[2].Error != zk.ErrBadVersion || res[3].Error == nil {
+		if res[0].Error != nil || res[1].Error != nil || !errors.Is(res[2].Error, zk.ErrBadVersion) || res[3].Error == nil {
 			t.Errorf("results %+v", res)
 		}
 		if got := s.Children("/m"); !slices.Equal(got, []string{"s-0000000000"}) {

@@ -36,7 +36,7 @@ func (h *alarmHeap) Pop() any {
 }
 
 // after runs fn under the lock once d has passed; mu is held.
-func (cl *cluster) after(d time.Duration, fn func()) *alarm { return cl.at(time.Now().Add(d), fn) }
+func (cl *cluster) after(d time.Duration, fn func()) { cl.at(time.Now().Add(d), fn) }
 
 // at runs fn under the lock at t; mu is held.
 func (cl *cluster) at(t time.Time, fn func()) *alarm {

@@ -446,16 +446,16 @@ func TestPipelineThroughFollower(t *testing.T) {
 		r := rawDial(t, follower(e))
 		r.open(10*time.Second, 0, nil)
 		start := time.Now()
-		for i := int32(0); i < 10; i++ {
-			r.request(2*i+1, zktest.OpSetData, slices.Concat(str("/n"), str(string(rune('a'+i))), i32(-1)))
+		for i := range int32(10) {
+			r.request(2*i+1, zktest.OpSetData, slices.Concat(str("/n"), str(string('a'+i)), i32(-1)))
 			r.request(2*i+2, zktest.OpGetData, append(str("/n"), 0))
 		}
-		for i := int32(0); i < 10; i++ {
+		for i := range int32(10) {
 			if xid, _, code, _ := header(r.recv()); xid != 2*i+1 || code != 0 {
 				t.Fatalf("reply %d, code %v, want %d", xid, code, 2*i+1)
 			}
 			xid, _, _, body := header(r.recv())
-			if want := str(string(rune('a' + i))); xid != 2*i+2 || !slices.Equal(body[:5], want) {
+			if want := str(string('a' + i)); xid != 2*i+2 || !slices.Equal(body[:5], want) {
 				t.Fatalf("reply %d shows %q, want its own write", xid, body[:5])
 			}
 		}

@@ -60,7 +60,6 @@ type Fault struct {
 
 	cl     *cluster
 	server *Server // nil: any
-	conn   *conn   // nil: any
 	seen   int
 	hits   int
 	hit    chan struct{} // closed at the first hit

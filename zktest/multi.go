@@ -1,5 +1,7 @@
 package zktest
 
+import "slices"
+
 // Imitates ZooKeeper 3.8 and 3.9: multi (14) with create, create2, createContainer, createTTL, delete, setData and
 // check. All operations share one transaction id. When one fails, nothing is changed, the reply header still says
 // success, and the results are error records: 0 before the failed one, its code, and runtime inconsistency after it.
@@ -60,8 +62,8 @@ func (cl *cluster) processMulti(r *request) {
 		undo = append(undo, cl.run(t, w, r))
 	}
 	if t.code != CodeOK {
-		for i := len(undo) - 1; i >= 0; i-- {
-			undo[i]()
+		for _, f := range slices.Backward(undo) {
+			f()
 		}
 		t.changes = nil
 	}

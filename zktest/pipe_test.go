@@ -19,7 +19,7 @@ func arrivals(t *testing.T, seed uint64) (at []time.Duration, got []byte) {
 	a, b := testPipe(newNetwork(10*time.Millisecond, 20*time.Millisecond, seed))
 	start := time.Now()
 	go func() {
-		for i := byte(0); i < 50; i++ {
+		for i := range byte(50) {
 			if _, err := a.Write([]byte{i}); err != nil {
 				t.Error(err)
 			}
@@ -30,7 +30,7 @@ func arrivals(t *testing.T, seed uint64) (at []time.Duration, got []byte) {
 	var p [1]byte
 	for {
 		_, err := b.Read(p[:])
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return at, got
 		}
 		if err != nil {
@@ -132,7 +132,7 @@ func TestPipeDeadlines(t *testing.T) {
 		}
 		// Reading makes room.
 		a.SetWriteDeadline(time.Time{})
-		go io.CopyN(io.Discard, b, 6<<20)
+		go func() { _, _ = io.CopyN(io.Discard, b, 6<<20) }()
 		if _, err := a.Write(chunk); err != nil {
 			t.Error(err)
 		}

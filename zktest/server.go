@@ -184,9 +184,7 @@ func (s *Server) listen() error {
 		return fmt.Errorf("zktest: %w", err)
 	}
 	s.ln = ln
-	s.cl.wg.Add(1)
-	go func() {
-		defer s.cl.wg.Done()
+	s.cl.wg.Go(func() {
 		for {
 			nc, err := ln.Accept()
 			if errors.Is(err, net.ErrClosed) {
@@ -205,7 +203,7 @@ func (s *Server) listen() error {
 			}
 			s.cl.mu.Unlock()
 		}
-	}()
+	})
 	return nil
 }
 

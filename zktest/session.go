@@ -25,7 +25,7 @@ func (cl *cluster) bucket(timeout time.Duration) time.Time {
 	origin := cl.leader.peer.ledSince
 	tick := cl.cfg.TickTime
 	end := time.Since(origin) + timeout
-	return origin.Add((end/tick + 1) * tick)
+	return origin.Add(end - end%tick + tick)
 }
 
 // track begins or renews a session at the leader.

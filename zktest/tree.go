@@ -253,7 +253,7 @@ func validPath(path string) bool {
 			return false
 		}
 	}
-	for _, part := range strings.Split(path[1:], "/") {
+	for part := range strings.SplitSeq(path[1:], "/") {
 		if part == "" || part == "." || part == ".." {
 			return false
 		}
