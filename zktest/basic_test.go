@@ -1,6 +1,7 @@
 package zktest_test
 
 import (
+	"errors"
 	"slices"
 	"testing"
 	"time"

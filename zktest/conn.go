@@ -170,10 +170,14 @@ func (c *conn) write() {
 	}
 }
 
-// hold waits while something keeps the server from hearing this connection, or until it is over.
+// hold waits while something keeps the server from hearing this connection, or until it is over. Connections that were
+// held together go on one after the other, the oldest first, so that a run can be repeated.
 func (c *conn) hold(ready bool) (ok bool) {
 	mu := &c.s.cl.mu
-	for {
+	for held := false; ; held = true {
+		if held {
+			time.Sleep(time.Duration(c.id) * time.Nanosecond)
+		}
 		mu.Lock()
 		if c.dead {
 			mu.Unlock()

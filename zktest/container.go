@@ -44,6 +44,7 @@ func (cl *cluster) reap(path string) {
 
 // internal commits a change that no client asked for.
 func (cl *cluster) internal(t *txn, ch change) {
+	ch = cl.leader.tree.witness(ch)
 	cl.leader.tree.apply(ch, t.zxid, t.time)
 	t.changes = append(t.changes, ch)
 	cl.commit(t)

@@ -23,6 +23,7 @@ type connStats struct {
 	lastOp         Op
 	lastZxid       int64
 	watched        map[string]struct{}
+	watchedData    bool // has ever set a data watch
 }
 
 // commands are the words that are not taken for the length of a connect request.
@@ -79,7 +80,7 @@ func (s *Server) showStat(b *strings.Builder, clients bool) {
 	}
 	fmt.Fprintf(b, "Latency min/avg/max: 0/0.0/0\nReceived: %d\nSent: %d\nConnections: %d\nOutstanding: 0\n",
 		s.stats.received, s.stats.sent, len(s.conns))
-	fmt.Fprintf(b, "Zxid: %#x\nMode: %s\nNode count: %d\n", uint64(s.tree.zxid), s.role(), len(s.tree.nodes))
+	fmt.Fprintf(b, "Zxid: %#x\nMode: %s\nNode count: %d\n", uint64(s.tree.zxid), s.role(), s.tree.count())
 	if s.role() == "leader" {
 		b.WriteString("Proposal sizes last/min/max: -1/-1/-1\n")
 	}
@@ -132,7 +133,7 @@ func (s *Server) showMonitor(b *strings.Builder) {
 	line("packets_sent", s.stats.sent)
 	line("num_alive_connections", len(s.conns))
 	line("outstanding_requests", 0)
-	line("znode_count", len(s.tree.nodes))
+	line("znode_count", s.tree.count())
 	line("watch_count", s.watches.len())
 	line("ephemerals_count", ephemerals)
 	line("approximate_data_size", size)
@@ -190,9 +191,14 @@ func (s *Server) showDump(b *strings.Builder) {
 	fmt.Fprintf(b, "Connections Sets (1)/(%d):\n", len(s.conns))
 }
 
-// dataWatchers lists who watches the data of which paths.
+// dataWatchers lists who watches the data of which paths; who has no watch left is listed without any.
 func (s *Server) dataWatchers() (byConn map[*conn][]string, total int) {
 	byConn = map[*conn][]string{}
+	for c := range s.conns {
+		if c.stats.watchedData {
+			byConn[c] = nil
+		}
+	}
 	for path, conns := range s.watches.data {
 		for c := range conns {
 			byConn[c] = append(byConn[c], path)
@@ -225,7 +231,7 @@ func (s *Server) showWatchesByPath(b *strings.Builder) {
 func (s *Server) showWatchesBySession(b *strings.Builder) {
 	byConn, _ := s.dataWatchers()
 	for _, c := range byID(s.conns) {
-		if paths := byConn[c]; len(paths) > 0 {
+		if paths, ok := byConn[c]; ok {
 			fmt.Fprintf(b, "%#x\n", uint64(c.session))
 			for _, path := range paths {
 				fmt.Fprintf(b, "\t%s\n", path)

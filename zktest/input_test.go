@@ -208,7 +208,7 @@ func TestFourLetterWords(t *testing.T) {
 		id := fmt.Sprintf("%#x", c.SessionID())
 		for w, patterns := range map[string][]string{
 			"ruok": {`^imok$`},
-			"srvr": {`^Zookeeper version: 3\.9\.3-`, `\nConnections: 2\n`, `\nZxid: 0x1[0-9a-f]{8}\n`, `\nMode: leader\n`, `\nNode count: 5\n`},
+			"srvr": {`^Zookeeper version: 3\.9\.3-`, `\nConnections: 2\n`, `\nZxid: 0x1[0-9a-f]{8}\n`, `\nMode: leader\n`, `\nNode count: 6\n`},
 			"stat": {`\nClients:\n /192`, `\nMode: leader\n`},
 			"mntr": {`\nzk_server_state\tleader\n`, `\nzk_quorum_size\t3\n`, `\nzk_synced_followers\t2\n`, `\nzk_ephemerals_count\t1\n`, `\nzk_watch_count\t2\n`},
 			"cons": {`,sid=` + id + `,lop=GETC,est=\d+,to=10000,lcxid=0x`},
@@ -239,7 +239,7 @@ func TestWhitelist(t *testing.T) {
 		t.Errorf("ruok: %q", got)
 	}
 	stats, good := zk.FLWSrvr([]string{s.Addr()}, 5*time.Second)
-	if !good || stats[0].Mode != zk.ModeStandalone || stats[0].NodeCount != 4 {
+	if !good || stats[0].Mode != zk.ModeStandalone || stats[0].NodeCount != 5 {
 		t.Errorf("srvr as a client reads it: %+v", stats[0])
 	}
 }

@@ -38,7 +38,7 @@ func (r *request) read() {
 	n := s.tree.get(path)
 	if n == nil {
 		if r.op == OpExists && watch {
-			s.watches.data.add(path, r.c)
+			s.watches.addData(path, r.c)
 		}
 		r.fail(CodeNoNode)
 		return
@@ -53,11 +53,11 @@ func (r *request) read() {
 		return
 	}
 	if watch {
-		table := &s.watches.data
 		if r.op == OpGetChildren || r.op == OpGetChildren2 {
-			table = &s.watches.child
+			s.watches.child.add(path, r.c)
+		} else {
+			s.watches.addData(path, r.c)
 		}
-		table.add(path, r.c)
 	}
 	e := newEncoder()
 	e.header(r.xid, s.tree.zxid, CodeOK)

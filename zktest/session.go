@@ -86,7 +86,8 @@ func (cl *cluster) endSession(id int64, expired bool, r *request) {
 		t.changes = append(t.changes, change{op: OpDelete, path: path, owner: id})
 	}
 	sortChanges(t.changes)
-	for _, ch := range t.changes {
+	for i, ch := range t.changes {
+		t.changes[i] = cl.leader.tree.witness(ch)
 		cl.leader.tree.apply(ch, t.zxid, t.time)
 	}
 	if ss := cl.sessions[id]; ss != nil {

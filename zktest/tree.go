@@ -102,6 +102,9 @@ func (t *tree) get(path string) *node {
 	return t.nodes[path]
 }
 
+// count is the number of nodes as the four-letter words give it: the root counts twice, under "" and under "/".
+func (t *tree) count() int { return len(t.nodes) + 1 }
+
 // childNames lists the children in an order that is the same each time and not sorted, so that a client that
 // counts on sorted answers is found out.
 func (n *node) childNames() []string {
@@ -151,6 +154,22 @@ type change struct {
 	ttl     int64
 	version int32 // new version (setData) or new aversion (setACL)
 	creates int32 // the parent's counter after a create
+
+	// The lists of the node and of its parent at that moment, which say who may be told; see witness.
+	nodeACL, parentACL []ACL
+}
+
+// witness notes who may be told of a change that is about to be made.
+func (t *tree) witness(ch change) change {
+	ch.nodeACL = ch.acl // a create makes the node with its list
+	if n := t.get(ch.path); n != nil {
+		ch.nodeACL = n.acl
+	}
+	parentPath, _ := parentOf(ch.path)
+	if parent := t.get(parentPath); parent != nil {
+		ch.parentACL = parent.acl
+	}
+	return ch
 }
 
 // apply makes one change and returns the node's Stat after it (zero for a delete) and a function that takes it

@@ -16,6 +16,12 @@ const (
 // watchSet is the watches of one kind.
 type watchSet map[string]map[*conn]struct{}
 
+// addData sets a data watch. That a connection has had one stays on the books of the four-letter words.
+func (t *watchTable) addData(path string, c *conn) {
+	t.data.add(path, c)
+	c.stats.watchedData = true
+}
+
 func (w watchSet) add(path string, c *conn) {
 	if w[path] == nil {
 		w[path] = map[*conn]struct{}{}
@@ -66,27 +72,28 @@ func (s *Server) fire(ch change, zxid int64) {
 	parent, _ := parentOf(ch.path)
 	switch ch.op {
 	case OpCreate:
-		s.trigger(s.watches.data.take(ch.path), nil, nodeCreated, ch.path, zxid)
-		s.trigger(s.watches.child.take(parent), nil, nodeChildrenChanged, parent, zxid)
+		s.trigger(s.watches.data.take(ch.path), nil, ch.nodeACL, nodeCreated, ch.path, zxid)
+		s.trigger(s.watches.child.take(parent), nil, ch.parentACL, nodeChildrenChanged, parent, zxid)
 	case OpDelete:
 		told := s.watches.data.take(ch.path)
-		s.trigger(told, nil, nodeDeleted, ch.path, zxid)
+		s.trigger(told, nil, ch.nodeACL, nodeDeleted, ch.path, zxid)
 		// Who watched both data and children is told once.
-		s.trigger(s.watches.child.take(ch.path), told, nodeDeleted, ch.path, zxid)
-		s.trigger(s.watches.child.take(parent), nil, nodeChildrenChanged, parent, zxid)
+		s.trigger(s.watches.child.take(ch.path), told, ch.nodeACL, nodeDeleted, ch.path, zxid)
+		s.trigger(s.watches.child.take(parent), nil, ch.parentACL, nodeChildrenChanged, parent, zxid)
 	case OpSetData:
-		s.trigger(s.watches.data.take(ch.path), nil, nodeDataChanged, ch.path, zxid)
+		s.trigger(s.watches.data.take(ch.path), nil, ch.nodeACL, nodeDataChanged, ch.path, zxid)
 	}
 }
 
-func (s *Server) trigger(conns, except map[*conn]struct{}, typ eventType, path string, zxid int64) {
+// trigger tells the connections that may read a node with that list. The watch of the others is spent all the same.
+func (s *Server) trigger(conns, except map[*conn]struct{}, list []ACL, typ eventType, path string, zxid int64) {
 	for _, c := range byID(conns) {
 		_, data := s.watches.data[path][c]
 		_, child := s.watches.child[path][c]
 		if !data && !child {
 			delete(c.stats.watched, path)
 		}
-		if _, told := except[c]; !told {
+		if _, told := except[c]; !told && allowed(list, PermRead, c.auth) {
 			c.event(typ, path, zxid)
 		}
 	}
@@ -134,14 +141,14 @@ func (r *request) setWatches() {
 		case n.mzxid > since:
 			c.event(nodeDataChanged, path, -1)
 		default:
-			s.watches.data.add(path, c)
+			s.watches.addData(path, c)
 		}
 	}
 	for _, path := range exist {
 		if s.tree.get(path) != nil {
 			c.event(nodeCreated, path, -1)
 		} else {
-			s.watches.data.add(path, c)
+			s.watches.addData(path, c)
 		}
 	}
 	for _, path := range child {

@@ -163,6 +163,7 @@ func (cl *cluster) run(t *txn, w writeOp, r *request) (undo func()) {
 		t.results = append(t.results, result{op: w.op, code: code, path: w.path})
 		return func() {}
 	}
+	ch = cl.leader.tree.witness(ch)
 	st, undo := cl.leader.tree.apply(ch, t.zxid, t.time)
 	t.changes = append(t.changes, ch)
 	t.results = append(t.results, result{op: w.op, path: ch.path, stat: st})
