@@ -174,22 +174,26 @@ func (c *conn) write() {
 // held together go on one after the other, the oldest first, so that a run can be repeated.
 func (c *conn) hold(ready bool) (ok bool) {
 	mu := &c.s.cl.mu
-	for held := false; ; held = true {
-		if held {
-			time.Sleep(time.Duration(c.id) * time.Nanosecond)
-		}
+	for held := false; ; {
 		mu.Lock()
-		if c.dead {
+		stopped := !c.dead && (c.s.paused || c.s.holds(c, ClientToServer, true))
+		switch {
+		case c.dead:
 			mu.Unlock()
 			return false
-		}
-		if !c.s.paused && !c.s.holds(c, ClientToServer, true) && (c.ready || !ready) {
+		case stopped || ready && !c.ready:
+			held = held || stopped
+			ch := c.changed
+			mu.Unlock()
+			<-ch
+		case held:
+			held = false
+			mu.Unlock()
+			time.Sleep(time.Duration(c.id) * time.Nanosecond)
+		default:
 			mu.Unlock()
 			return true
 		}
-		ch := c.changed
-		mu.Unlock()
-		<-ch
 	}
 }
 
