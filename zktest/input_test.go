@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -244,36 +245,47 @@ func TestWhitelist(t *testing.T) {
 	}
 }
 
-// FuzzServer feeds bytes to a connection that has a session, and to one that has none.
+// FuzzServer feeds bytes to a connection that has a session, and to one that has none, and waits until the server has
+// dealt with all of them. It must not panic and must go on serving others.
 func FuzzServer(f *testing.F) {
-	f.Add([]byte{0, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 11})
-	f.Add(slices.Concat(i32(14), i32(1), i32(4), str("/"), []byte{1, 0}))
-	f.Add(slices.Concat(i32(29), i32(1), i32(14), i32(13), []byte{0}, i32(-1), str("/zoo"), i32(-1)))
-	f.Add(slices.Concat(i32(20), i32(1), i32(101), make([]byte, 8), i32(1<<30)))
-	f.Add([]byte("mntr"))
-	s, err := zktest.Start(zktest.Config{JuteMaxBuffer: 1 << 16, FourLetterWords: []string{"*"}})
-	if err != nil {
-		f.Fatal(err)
+	acl := slices.Concat(i32(1), i32(31), str("world"), str("anyone"))
+	frame := func(op zktest.Op, body ...[]byte) []byte {
+		b := slices.Concat(append([][]byte{i32(1), i32(int32(op))}, body...)...)
+		return append(i32(int32(len(b))), b...)
 	}
-	f.Cleanup(s.Close)
+	create := slices.Concat(str("/a"), str("x"), acl, i32(2))
+	f.Add(frame(zktest.OpPing))
+	f.Add(frame(zktest.OpGetData, str("/"), []byte{1}))
+	f.Add(slices.Concat(frame(zktest.OpCreate, create), frame(zktest.OpDelete, str("/a0000000001"), i32(-1))))
+	f.Add(frame(zktest.OpMulti, i32(1), []byte{0}, i32(-1), create, i32(13), []byte{0}, i32(-1), str("/zoo"), i32(-1), i32(-1), []byte{1}, i32(-1)))
+	f.Add(frame(zktest.OpSetWatches, make([]byte, 8), i32(1), str("/"), i32(0), i32(1<<30)))
+	f.Add(frame(zktest.OpSetACL, str("/"), acl, i32(0)))
+	f.Add(frame(zktest.OpSetAuth, i32(0), str("digest"), str("u:p")))
+	f.Add(frame(zktest.OpCloseSession))
+	f.Add([]byte("mntr"))
 	f.Fuzz(func(t *testing.T, in []byte) {
-		for _, session := range []bool{false, true} {
-			r := rawDial(t, s)
-			if session {
-				r.open(4*time.Second, 0, nil)
+		synctest.Test(t, func(t *testing.T) {
+			s := zktest.NewServer(t, func(c *zktest.Config) {
+				c.JuteMaxBuffer, c.FourLetterWords, c.ExtendedTypes = 1<<16, []string{"*"}, true
+				c.Logf = func(string, ...any) {}
+			})
+			for _, session := range []bool{false, true} {
+				r := rawDial(t, s)
+				if session {
+					r.open(4*time.Second, 0, nil)
+				}
+				must[int](t)(r.nc.Write(in))
+				synctest.Wait()
+				r.nc.Close()
 			}
-			if _, err := r.nc.Write(in); err != nil {
-				t.Fatal(err)
+			check := rawDial(t, s)
+			check.open(4*time.Second, 0, nil)
+			check.request(1, zktest.OpCloseSession, nil)
+			p := check.recv()
+			if len(p) < 16 || binary.BigEndian.Uint32(p) != 1 {
+				t.Fatalf("after %x the server answers %x", in, p)
 			}
-			r.nc.Close()
-		}
-		check := rawDial(t, s)
-		check.open(4*time.Second, 0, nil)
-		check.request(1, zktest.OpCloseSession, nil)
-		p := check.recv()
-		if len(p) < 16 || binary.BigEndian.Uint32(p) != 1 {
-			t.Fatalf("after %x the server answers %x", in, p)
-		}
+		})
 	})
 }
 
