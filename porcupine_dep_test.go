@@ -1,3 +1,0 @@
-package zklock
-
-import _ "github.com/anishathalye/porcupine"
