@@ -241,6 +241,8 @@ type hold struct {
 	acquired time.Time
 	lostC    chan struct{}
 
+	// mu may be taken under the session's lock, so the session's lock is never taken
+	// under mu.
 	mu       sync.Mutex
 	state    LeaseState
 	err      *LostError
@@ -333,31 +335,38 @@ func (h *hold) nodeGone() {
 // hold that was lost, once that function has returned.
 func (h *hold) giveUp() *deletion {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.given == nil {
-		h.given = newDeletion(h.s, h.node)
-		if h.state == LeaseReleased {
-			h.c.met.released(h.c.cfg.Clock.Now().Sub(h.acquired))
-			h.c.logNode(h.s, h.node, h.token, "released", nil)
-		}
+	d, first := h.given, h.given == nil
+	start := false
+	if first {
+		d = newDeletion(h.s, h.node)
+		h.given = d
 		switch {
 		case h.err != nil && (h.err.Reason == NodeDeleted || h.err.Reason == SessionExpired):
-			h.given.finish(nil) // it is gone already
+			d.finish(nil) // it is gone already
 		case h.err != nil && h.pins > 0:
 			h.giveLate = true
 		default:
-			h.startDeletionLocked()
+			start = true
 		}
 	}
-	return h.given
+	released := first && h.state == LeaseReleased
+	h.mu.Unlock()
+	// Without h.mu: the session takes it while it holds its own lock.
+	if released {
+		h.c.met.released(h.c.cfg.Clock.Now().Sub(h.acquired))
+		h.c.logNode(h.s, h.node, h.token, "released", nil)
+	}
+	if start {
+		h.startDeletion(d)
+	}
+	return d
 }
 
-func (h *hold) startDeletionLocked() {
-	h.giveLate = false
+func (h *hold) startDeletion(d *deletion) {
 	// Out of the proofs before the delete is sent: an answer that the node is gone
 	// must not be taken for somebody else's doing.
 	h.s.dropHold(h)
-	h.c.startDeletion(h.given)
+	h.c.startDeletion(d)
 }
 
 // pin keeps the node for as long as a function of Do runs.
@@ -371,12 +380,16 @@ func (h *hold) pin() {
 
 func (h *hold) unpin() {
 	h.mu.Lock()
-	defer h.mu.Unlock()
+	var late *deletion
 	if h.pins--; h.pins == 0 {
 		close(h.free)
 		if h.giveLate {
-			h.startDeletionLocked()
+			late, h.giveLate = h.given, false
 		}
+	}
+	h.mu.Unlock()
+	if late != nil {
+		h.startDeletion(late)
 	}
 }
 
