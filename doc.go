@@ -49,7 +49,8 @@
 // a server that is cut off from the others goes on answering pings and reads for up
 // to syncLimit ticks, but commits no write. So the commit shows that the server was
 // part of the quorum after it had reported the anchor. One percent is for clocks
-// that run at different speeds.
+// that run at different speeds. A commit that took longer than a tick is no proof:
+// a leader that was stopped goes on with what piled up before its followers report.
 //
 // While something is held, a proof goes out every H = T/6: one transaction of check
 // operations on the nodes held, which changes nothing and fires no watch. It costs
@@ -99,6 +100,11 @@
 //     arrives. Only the token, or Verify, helps there.
 //   - The clock that counts suspend is CLOCK_BOOTTIME, on Linux. Elsewhere the
 //     monotonic clock is used, which may stand still while the system sleeps.
+//   - The trust window takes it that a leader which commits writes also asks its
+//     followers for their reports every half tick. One that was stopped for longer and
+//     goes on may commit a write a moment before it asks; if the holder's server is cut
+//     off from it in that very moment, the deadline can be late by as long as the leader
+//     was stopped.
 //   - With TrustConnection, S2 does not hold while the holder's server is cut off from
 //     the quorum.
 //   - Order is that of the sequence numbers, not of the calls: two processes that

@@ -463,10 +463,20 @@ func (c *Conn) reply(body []byte) error {
 		c.events.Created(r.path, zxid)
 	}
 	c.touched(r.sent, now)
-	if ok && isWrite(r.op) && !r.anchor.IsZero() {
+	if ok && isWrite(r.op) && !r.anchor.IsZero() && c.timely(r, now) {
 		c.events.Proof(c, r.anchor)
 	}
 	return nil
+}
+
+// timely says whether the answer to a write shows what its anchor claims. One that
+// took longer than the report delay may come from a leader that was stopped: it goes
+// on with the requests that piled up before it hears what its followers have to
+// report. Having made or resumed the session needs no report.
+func (c *Conn) timely(r request, now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return now.Sub(r.sent) <= c.delay || r.anchor.Equal(c.connect.sent)
 }
 
 func isCreate(op int32) bool {
