@@ -124,7 +124,11 @@ func (w *simWorld) injected(f simFault, z *zktest.Fault) bool {
 	w.ens.Inject(z.Client(w.clients[f.client].name))
 	w.lasts(f)
 	z.Heal()
-	return z.Hits() > 0
+	hit := z.Hits() > 0
+	if hit && (f.kind == "delay request" || f.kind == "delay reply") {
+		time.Sleep(f.short) // what is delayed already stays so
+	}
+	return hit
 }
 
 // serves says whether a client that waits or holds is connected to s.
