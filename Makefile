@@ -19,7 +19,7 @@ FUZZTIME ?= 10s
 .DEFAULT_GOAL := help
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## Three workers share payment events; one is killed, one suspended. Needs Go only
@@ -34,6 +34,7 @@ test-unit: ## Tests of the root module, with the race detector; no containers
 
 .PHONY: integration
 integration: ## Tests on real ZooKeeper servers; REPEAT=n samples n times. Needs Docker
+	.ci/docker
 	REPEAT=$(REPEAT) .ci/gotest -C integration -p 1 -count 1 -timeout $(if $(filter 1,$(REPEAT)),25m,0) ./...
 
 .PHONY: fuzz
@@ -43,6 +44,11 @@ fuzz: ## Run every fuzz target for FUZZTIME (10s)
 			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$pkg; \
 		done; \
 	done
+
+.PHONY: conformance-record
+conformance-record: ## Write the answers of real servers into the conformance cases. Needs Docker
+	.ci/docker
+	go test -C integration -count 1 ./conformance -record
 
 .PHONY: safeguards
 safeguards: ## Take each safeguard out of a copy and see its test fail

@@ -42,7 +42,7 @@ var engine = func() func(context.Context) (*client.Client, error) {
 		}
 		log.SetDefault(log.NewNoopLogger())
 		if err := removeLeftovers(ctx, cli); err != nil {
-			return nil, fmt.Errorf("zkcluster: removing what earlier runs left: %w", err)
+			fmt.Fprintf(os.Stderr, "zkcluster: what earlier runs left cannot all be removed: %v\n", err)
 		}
 		docker = cli
 		return docker, nil
@@ -76,8 +76,12 @@ type bridge struct {
 // have a fixed address, which a server needs to come back to after a restart. Which subnets are free on this
 // machine only Docker knows: it is asked to choose one for a network that is then made again with that subnet.
 func newBridge(ctx context.Context, docker *client.Client, name string) (*bridge, error) {
+	unlock, err := lockEngine(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	const attempts = 20
-	var err error
 	for range attempts {
 		var subnet netip.Prefix
 		if subnet, err = freeSubnet(ctx, docker, name+"-probe"); err != nil {
@@ -153,9 +157,11 @@ func (b *bridge) disconnect(ctx context.Context, container string) error {
 }
 
 func (b *bridge) remove(ctx context.Context) error {
-	_, err := b.docker.NetworkRemove(ctx, b.id, client.NetworkRemoveOptions{})
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
-	return err
+	return exclusively(ctx, func() error {
+		_, err := b.docker.NetworkRemove(ctx, b.id, client.NetworkRemoveOptions{})
+		if errdefs.IsNotFound(err) {
+			return nil
+		}
+		return err
+	})
 }

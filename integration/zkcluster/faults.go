@@ -88,7 +88,7 @@ func (s *Server) DetachPeers(ctx context.Context) error {
 	if s.detached {
 		return nil
 	}
-	if err := s.cluster.peers.disconnect(ctx, s.container); err != nil {
+	if err := exclusively(ctx, func() error { return s.cluster.peers.disconnect(ctx, s.container) }); err != nil {
 		return fmt.Errorf("detaching from the peers: %w", err)
 	}
 	s.detached = true
@@ -106,7 +106,7 @@ func (s *Server) attach(ctx context.Context) error {
 	if !s.detached {
 		return nil
 	}
-	if err := s.cluster.peers.connect(ctx, s.container, s.peerAddr); err != nil {
+	if err := exclusively(ctx, func() error { return s.cluster.peers.connect(ctx, s.container, s.peerAddr) }); err != nil {
 		return fmt.Errorf("attaching to the peers: %w", err)
 	}
 	s.detached = false

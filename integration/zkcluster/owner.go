@@ -85,6 +85,9 @@ func (o owner) dead(made time.Time) bool {
 	}
 }
 
+// removePatience is how long one container may take to be removed.
+const removePatience = 20 * time.Second
+
 // removeLeftovers removes what processes that are gone left in Docker.
 func removeLeftovers(ctx context.Context, docker *client.Client) error {
 	return removeLabelled(ctx, docker, make(client.Filters).Add("label", labelOwner), func(labels map[string]string, made time.Time) bool {
@@ -100,6 +103,11 @@ func removeRun(ctx context.Context, docker *client.Client, run string) error {
 }
 
 func removeLabelled(ctx context.Context, docker *client.Client, filter client.Filters, doomed func(labels map[string]string, made time.Time) bool) error {
+	unlock, err := lockEngine(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	var all error
 	note := func(err error) {
 		// Two processes may clean up at once: what the other one removes is as good as removed.
@@ -117,7 +125,10 @@ func removeLabelled(ctx context.Context, docker *client.Client, filter client.Fi
 				_, err := docker.ContainerUnpause(ctx, found.ID, client.ContainerUnpauseOptions{})
 				note(err)
 			}
-			_, err := docker.ContainerRemove(ctx, found.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+			// What an engine cannot remove must not keep the tests from starting.
+			one, cancel := context.WithTimeout(ctx, removePatience)
+			_, err := docker.ContainerRemove(one, found.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+			cancel()
 			note(err)
 		}
 	}

@@ -49,6 +49,11 @@ type Server struct {
 
 // create makes the server's container and does not start it.
 func (s *Server) create(ctx context.Context, env map[string]string) error {
+	unlock, err := lockEngine(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	c := s.cluster
 	joinPeers := func(ctx context.Context, made testcontainers.Container) error {
 		return c.peers.connect(ctx, made.GetContainerID(), s.peerAddr)
@@ -100,7 +105,11 @@ func (s *Server) Start(ctx context.Context) error {
 	if s.running {
 		return nil
 	}
-	if _, err := s.docker.ContainerStart(ctx, s.container, client.ContainerStartOptions{}); err != nil {
+	err := exclusively(ctx, func() error {
+		_, err := s.docker.ContainerStart(ctx, s.container, client.ContainerStartOptions{})
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("starting: %w", err)
 	}
 	s.running = true
@@ -153,6 +162,11 @@ func (s *Server) end(ctx context.Context, signal func() error) error {
 	if err := s.thaw(ctx); err != nil { // a frozen container takes no signal
 		return err
 	}
+	unlock, err := lockEngine(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	gone := s.docker.ContainerWait(ctx, s.container, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
 	if err := signal(); err != nil && !errdefs.IsConflict(err) { // a conflict says that it had ended by itself
 		return fmt.Errorf("ending: %w", err)
@@ -330,7 +344,10 @@ func (s *Server) remove(ctx context.Context) error {
 	if err := s.thaw(ctx); err != nil {
 		return err
 	}
-	_, err := s.docker.ContainerRemove(ctx, s.container, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	err := exclusively(ctx, func() error {
+		_, err := s.docker.ContainerRemove(ctx, s.container, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+		return err
+	})
 	if err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}
