@@ -136,7 +136,7 @@ func answered(err error) bool {
 // unknownCode says whether err is an error code that the library has no name for: an
 // answer, of which nobody can say whether the request was carried out.
 func unknownCode(err error) bool {
-	return err != nil && strings.HasPrefix(err.Error(), "unknown error: ")
+	return err != nil && strings.Contains(err.Error(), "unknown error: ")
 }
 
 // errNotSent marks requests that were given up before they were handed to the

@@ -568,9 +568,7 @@ func (s *session) Down(w *wire.Conn, err error) {
 	if dead || !ours {
 		return
 	}
-	if !up {
-		s.c.noteServer(w.Address(), err)
-	}
+	s.c.noteServer(w.Address(), err)
 	if errors.As(err, &auth) {
 		s.authRefused(fmt.Errorf("%w: %w", ErrAuthFailed, auth))
 		return

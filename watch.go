@@ -42,7 +42,7 @@ func (a *attempt) run(ctx context.Context) (*Lease, error) {
 			continue
 		}
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("make a lock node in %s: %w", a.m.full, err)
 		}
 		a.ticket.standsWith(&n.contender)
 		l, err := a.wait(ctx, n)
@@ -52,7 +52,7 @@ func (a *attempt) run(ctx context.Context) (*Lease, error) {
 		a.ticket.standsWith(nil)
 		c.startDeletion(newDeletion(s, n.path))
 		if !errors.Is(err, errAgain) {
-			return nil, err
+			return nil, fmt.Errorf("queue of %s: %w", a.m.full, err)
 		}
 	}
 }
@@ -66,7 +66,7 @@ func (a *attempt) look(ctx context.Context, s *session) error {
 	case a.m.c.transient(ctx, s, err):
 		return nil // the connection broke; makeNode waits for the next
 	case err != nil:
-		return err
+		return fmt.Errorf("queue of %s: %w", a.m.full, err)
 	case len(contenders(children)) > 0:
 		return ErrHeld
 	}
