@@ -18,7 +18,7 @@ import (
 // checked (simulation_check_test.go).
 //
 //	go test -run TestSimulation .              300 seeds
-//	go test -run TestSimulation -seed 17 .     one seed, with a trace of the run
+//	go test -run TestSimulation -v -seed 17 .  one seed, with a trace of the run
 //	go test -run TestSimulation -seeds 5000 .  more seeds
 //	make soak                                  until 100,000 grants and 10,000 faults
 //
