@@ -22,7 +22,8 @@ import (
 //	go test -run TestSimulation -seeds 5000 .  more seeds
 //	make soak                                  until 100,000 grants and 10,000 faults
 //
-// Two runs of a seed give the same trace up to the order within one instant.
+// Two runs of a seed give the same trace up to the order within one instant, but for
+// the few that TestSimulationRepeats tells of.
 var (
 	flagSeed  = flag.Int64("seed", -1, "run the simulation of this seed only, and print its trace")
 	flagSeeds = flag.Int("seeds", 300, "number of seeds that the simulation runs")
