@@ -50,6 +50,10 @@ conformance-record: ## Write the answers of real servers into the conformance ca
 	.ci/docker
 	go test -C integration -count 1 ./conformance -record
 
+.PHONY: soak
+soak: ## Simulate 100,000 grants and 10,000 faults; FIRST=n starts at another seed
+	go test -run '^TestSimulation$$' -count 1 -v -soak -first $(or $(FIRST),0) -timeout 35m .
+
 .PHONY: safeguards
 safeguards: ## Take each safeguard out of a copy and see its test fail
 	.ci/safeguards

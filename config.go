@@ -242,7 +242,7 @@ func (r *resolved) reportDelay(granted time.Duration) time.Duration {
 	return min(maxDefaultTick, granted/2)
 }
 
-// newDialer returns what zk.WithDialer gets, for one session.
+// dialRaw opens one connection, TLS included, within ctx.
 func (r *resolved) dialRaw(ctx context.Context, network, address string) (net.Conn, error) {
 	type result struct {
 		conn net.Conn
@@ -269,6 +269,9 @@ func (r *resolved) dialRaw(ctx context.Context, network, address string) (net.Co
 
 func (r *resolved) dialTLS(ctx context.Context, network, address string) (net.Conn, error) {
 	raw, err := r.Dial(ctx, network, address)
+	if err == nil && raw == nil {
+		err = fmt.Errorf("%w: Dial returned neither a connection nor an error", ErrInvalidConfig)
+	}
 	if err != nil || r.TLS == nil {
 		return raw, err
 	}

@@ -57,6 +57,10 @@ func (c *Client) delete(d *deletion) error {
 		}
 		s, err := c.liveUntilClosed()
 		if err != nil {
+			<-c.ended // Close ends the session, and the node with it
+			if d.s.endedAtEnsemble() {
+				return nil
+			}
 			return err
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), c.deleteTimeout())
@@ -81,10 +85,11 @@ func (c *Client) delete(d *deletion) error {
 		case errors.Is(err, errNotSent):
 			tries-- // nothing has left this process
 		}
-		if !c.pause(pause.NextBackOff()) {
-			return ErrClosed
-		}
-		if s != d.s && c.outlived(d.s) {
+		c.pause(pause.NextBackOff())
+		// A node that may not be deleted goes with its session. One whose delete was not
+		// answered is asked about again: a server that was stopped may yet read what an
+		// old connection sent, and that keeps the session alive.
+		if answered(err) && s != d.s && c.outlived(d.s) {
 			return nil
 		}
 	}
@@ -131,7 +136,7 @@ func newBackoff(timeout time.Duration) *backoff.ExponentialBackOff {
 func (s *session) endedAtEnsemble() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.isDead && s.reason == SessionExpired
+	return s.isDead && (s.reason == SessionExpired || s.endAcked)
 }
 
 // outlived says whether a lost session must have expired by now: T and two report

@@ -136,6 +136,11 @@ func answered(err error) bool {
 // unknownCode says whether err is an error code that the library has no name for: an
 // answer, of which nobody can say whether the request was carried out.
 func unknownCode(err error) bool {
+	for _, code := range []error{zk.ErrAPIError, zk.ErrAuthFailed, zk.ErrNothing, zk.ErrReconfigDisabled} {
+		if errors.Is(err, code) {
+			return true
+		}
+	}
 	return err != nil && strings.Contains(err.Error(), "unknown error: ")
 }
 

@@ -207,7 +207,11 @@ func (l *Lease) Release(ctx context.Context) error {
 	select {
 	case <-d.done:
 	case <-d.refused:
-		return fmt.Errorf("%w: %s: %w", ErrPending, h.node, d.refusal)
+		select {
+		case <-d.done: // it went after all
+		default:
+			return fmt.Errorf("%w: %s: %w", ErrPending, h.node, d.refusal)
+		}
 	case <-ctx.Done():
 		select {
 		case <-d.done:
@@ -325,10 +329,11 @@ func (h *hold) lose(reason Reason, cause error) (lost bool) {
 // was released: then the delete was ours.
 func (h *hold) nodeGone() {
 	h.s.checkTrust(h) // in a process that was stopped, that is what has happened
-	h.s.dropHold(h)
+	// Lost before it leaves the proofs: until then the gates look at the deadline.
 	if h.lose(NodeDeleted, zk.ErrNoNode) {
 		h.s.nodesOwned(-1)
 	}
+	h.s.dropHold(h)
 }
 
 // giveUp has the node deleted: at once, or, while a function of Do runs under a
@@ -371,6 +376,9 @@ func (h *hold) startDeletion(d *deletion) {
 
 // pin keeps the node for as long as a function of Do runs.
 func (h *hold) pin() {
+	h.s.mu.Lock()
+	defer h.s.mu.Unlock()
+	h.s.pinned[h] = struct{}{}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.pins++; h.pins == 1 {
@@ -379,15 +387,18 @@ func (h *hold) pin() {
 }
 
 func (h *hold) unpin() {
+	h.s.mu.Lock()
 	h.mu.Lock()
 	var late *deletion
 	if h.pins--; h.pins == 0 {
+		delete(h.s.pinned, h)
 		close(h.free)
 		if h.giveLate {
 			late, h.giveLate = h.given, false
 		}
 	}
 	h.mu.Unlock()
+	h.s.mu.Unlock()
 	if late != nil {
 		h.startDeletion(late)
 	}
@@ -414,14 +425,14 @@ func (h *hold) watchOwn() {
 			return
 		case err != nil:
 			// Unknown: again on the next connection. NoAuth: the proofs have to do.
-			if answered(err) || h.s.isOver() {
+			if answered(err) || unknownCode(err) || h.s.isOver() {
 				return
 			}
 			continue
 		}
 		if h.revoke && string(data) == revokeData {
-			h.s.dropHold(h)
 			h.lose(Revoked, nil)
+			h.s.dropHold(h)
 			return
 		}
 		ev, ok := h.ownEvent(events)

@@ -113,7 +113,9 @@ func (m *InterProcessMutex) TryAcquire(ctx context.Context, opts ...AcquireOptio
 //
 // It returns what Acquire returns if there is no lock, *LostError if the lease was
 // lost and fn returned nil, both joined if fn returned an error, and fn's error
-// otherwise. A panic in fn goes on after the release.
+// otherwise. A panic in fn goes on after the release, and so does Do: it waits for the
+// node to go, up to the session timeout, but no more than 100 ms once ctx is over;
+// the client goes on deleting.
 func (m *InterProcessMutex) Do(ctx context.Context, fn func(ctx context.Context, l *Lease) error, opts ...AcquireOption) error {
 	if fn == nil {
 		return fmt.Errorf("%w: Do: fn is nil", ErrInvalidConfig)
@@ -123,6 +125,11 @@ func (m *InterProcessMutex) Do(ctx context.Context, fn func(ctx context.Context,
 		return err
 	}
 	l.hold.pin()
+	if err := l.Err(); err != nil { // lost before it could be kept for fn
+		l.hold.unpin()
+		_ = l.Release(ctx)
+		return err
+	}
 	fnCtx, cancel := context.WithCancelCause(context.WithValue(ctx, leaseKey{}, l.ctx.Value(leaseKey{})))
 	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
 
@@ -144,12 +151,17 @@ func (m *InterProcessMutex) Do(ctx context.Context, fn func(ctx context.Context,
 	return fnErr
 }
 
-// endDo releases what Do acquired. It does not wait longer than the session lives.
+// releaseGrace is how long Do waits for its release after its ctx has ended.
+const releaseGrace = 100 * time.Millisecond
+
+// endDo releases what Do acquired. It does not wait longer than the session lives, nor
+// longer than a moment once ctx is over.
 func (m *InterProcessMutex) endDo(ctx context.Context, l *Lease, stop func() bool, cancel context.CancelCauseFunc) error {
 	l.hold.unpin()
-	ctx, done := context.WithTimeout(context.WithoutCancel(ctx), m.c.SessionTimeout())
+	wait, done := context.WithTimeout(context.WithoutCancel(ctx), m.c.SessionTimeout())
 	defer done()
-	err := l.Release(ctx)
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(releaseGrace, done) })()
+	err := l.Release(wait)
 	stop()
 	cancel(ErrReleased)
 	if errors.Is(err, ErrPending) {

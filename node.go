@@ -69,6 +69,7 @@ func (c *Client) children(ctx context.Context, s *session, dir string) ([]string
 		for _, name := range names {
 			if id := uuidOf(name); id != "" && c.isAbandoned(id) {
 				c.forgive(id)
+				s.nodesOwned(1) // the deletion takes it out again
 				c.startDeletion(newDeletion(s, dir+"/"+name))
 			}
 		}

@@ -105,6 +105,9 @@ type asyncHandler struct {
 	queue *serial
 }
 
+// Enabled asks later: it is the user's code too.
+func (h asyncHandler) Enabled(context.Context, slog.Level) bool { return true }
+
 // Handle queues the record.
 func (h asyncHandler) Handle(_ context.Context, r slog.Record) error {
 	if h.queue.length() >= maxLogQueue {
@@ -114,7 +117,9 @@ func (h asyncHandler) Handle(_ context.Context, r slog.Record) error {
 	h.queue.run(func() {
 		// A handler that panics costs its record and not the process.
 		defer func() { _ = recover() }()
-		_ = h.Handler.Handle(context.Background(), r)
+		if h.Handler.Enabled(context.Background(), r.Level) {
+			_ = h.Handler.Handle(context.Background(), r)
+		}
 	})
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,6 +38,7 @@ type Client struct {
 	plain     bool                 // the ensemble has no container nodes
 	begun     bool                 // a session has been ready once
 	closing   chan struct{}        // closed when Close begins
+	ended     chan struct{}        // closed when Close has ended the session, or given it up
 
 	closeOnce sync.Once
 	closeErr  error
@@ -115,6 +117,7 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 		abandoned: make(map[string]time.Time),
 		dialErrs:  make(map[string]error),
 		closing:   make(chan struct{}),
+		ended:     make(chan struct{}),
 		state:     Suspended,
 	}
 	c.log = slog.New(asyncHandler{r.Logger.Handler(), c.logs})
@@ -240,6 +243,7 @@ func (c *Client) sessionLost(s *session, reason Reason, cause error) {
 		c.log.Warn("zklock: session lost", "event", "session_expired", "session_id", hexID(s.sessionID()), "reason", string(reason), "error", cause)
 		c.setState(Lost, s.sessionID(), cause)
 	}
+	authErr := s.authFailure()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.sess != s || c.isClosing() {
@@ -251,7 +255,7 @@ func (c *Client) sessionLost(s *session, reason Reason, cause error) {
 		c.log.Error("zklock: no new session", "error", err)
 		return
 	}
-	next.authErr = s.authFailure()
+	next.authErr = authErr
 	c.sess = next
 	close(s.replaced)
 	next.start()
@@ -317,6 +321,7 @@ func (c *Client) shutdown() error {
 			errs = append(errs, fmt.Errorf("zklock: close: the ensemble did not confirm the end of session %s; it expires", hexID(id)))
 		}
 	}
+	close(c.ended)
 	c.setState(Closed, id, nil)
 	await(c.tasks.done())
 	await(c.logs.drained())
@@ -351,15 +356,18 @@ type session struct {
 	isDead    bool
 	reason    Reason
 	cause     error
-	authErr   error                // the last refusal of credentials
-	lastTouch time.Time            // when the newest answered request was sent
-	anchor    time.Time            // the newest anchor proved
-	deadline  time.Time            // D, the trust deadline
-	nextBeat  time.Time            // when the next proof or ping is due
-	beats     map[*beat]struct{}   // proofs not answered
-	holds     map[*hold]struct{}   // what the proofs are about
-	creates   map[string]*czxidBox // lock nodes being made, by the path asked for
-	owned     int                  // lock nodes that exist
+	authErr   error                      // the last refusal of credentials
+	lastTouch time.Time                  // when the newest answered request was sent
+	anchor    time.Time                  // the newest anchor proved
+	deadline  time.Time                  // D, the trust deadline
+	nextBeat  time.Time                  // when the next proof or ping is due
+	beats     map[*beat]struct{}         // proofs not answered
+	holds     map[*hold]struct{}         // what the proofs are about
+	pinned    map[*hold]struct{}         // what functions of Do run under, lost or not
+	creates   map[string]*czxidBox       // lock nodes being made, by the path asked for
+	owned     int                        // lock nodes that exist
+	watches   map[string]<-chan zk.Event // on predecessors, not fired
+	endAcked  bool                       // the ensemble confirmed closeSession
 
 	// makers counts creates of containers in flight. The library reads the answer of
 	// one while it may still be written, if the Conn is closed meanwhile.
@@ -381,7 +389,9 @@ func (c *Client) newSession() (*session, error) {
 		changed:  make(chan struct{}),
 		beats:    make(map[*beat]struct{}),
 		holds:    make(map[*hold]struct{}),
+		pinned:   make(map[*hold]struct{}),
 		creates:  make(map[string]*czxidBox),
+		watches:  make(map[string]<-chan zk.Event),
 	}
 	s.dials, s.cancel = context.WithCancelCause(context.Background())
 	// The library shuffles and formats the list; ours is what it asks for addresses.
@@ -425,12 +435,18 @@ func (h *sessionHosts) Connected()          {}
 // library look whether it should quit. Otherwise it would pause for a second and
 // fail the queued requests at each round; the pauses are made by dial.
 func (h *sessionHosts) Next() (string, bool) {
-	return h.s.c.hosts.Next(), h.s.dials.Err() != nil
+	if h.s.dials.Err() != nil {
+		return h.s.c.cfg.hosts.Addrs[0], true // the turn belongs to the next session
+	}
+	return h.s.c.hosts.Next(), false
 }
 
 // dial is the library's dialer. It waits out the back-off, dials, and wraps.
 func (s *session) dial(network, address string, _ time.Duration) (net.Conn, error) {
 	<-s.begun
+	if s.dials.Err() != nil {
+		return nil, context.Cause(s.dials)
+	}
 	if d := s.c.hosts.Pause(); d > 0 {
 		t := time.NewTimer(d)
 		defer t.Stop()
@@ -497,19 +513,19 @@ func (s *session) Handshake(w *wire.Conn, h wire.Handshake) (time.Duration, erro
 // grantedLocked takes over a newly granted T. A smaller one lowers the trust
 // deadline at once to what it allows.
 func (s *session) grantedLocked(t time.Duration, first bool) {
-	log := s.c.log.With("session_id", hexID(s.id))
+	log, id := s.c.log, hexID(s.id)
 	asked := s.c.cfg.SessionTimeout
 	switch {
 	case !first:
 		log.Error("zklock: servers grant different session timeouts; their minSessionTimeout and maxSessionTimeout must be equal",
-			"before", s.timeout, "now", t)
+			"session_id", id, "before", s.timeout, "now", t)
 	case t != asked:
-		log.Warn("zklock: the server granted another session timeout than asked for", "asked", asked, "granted", t)
+		log.Warn("zklock: the server granted another session timeout than asked for", "session_id", id, "asked", asked, "granted", t)
 	}
 	s.delay = s.c.cfg.reportDelay(t)
 	if s.c.cfg.Trust == TrustQuorum && trusted(t)-s.delay < 2*heartbeat(t) {
 		log.Error("zklock: the trust window is too short to hold a lock: TickTime must be well under the granted session timeout",
-			"tick_time", s.delay, "granted", t)
+			"session_id", id, "tick_time", s.delay, "granted", t)
 	}
 	s.timeout = t
 	if !s.anchor.IsZero() {
@@ -533,18 +549,14 @@ func (s *session) Up(w *wire.Conn) {
 		s.suspended = false
 		s.nextBeat = s.nextBeat.Add(heartbeat(s.timeout))
 	}
-	ready := !s.suspended
-	id := s.id
+	if !s.suspended {
+		s.c.setState(Reconnected, s.id, nil)
+	}
+	// After the state, so that whoever waits for the connection finds it changed.
+	s.broadcastLocked()
 	s.mu.Unlock()
 	s.c.hosts.Connected()
 	s.c.noteServer(w.Address(), nil)
-	if ready {
-		s.c.setState(Reconnected, id, nil)
-	}
-	// Only now, so that whoever waits for the connection finds the state changed.
-	s.mu.Lock()
-	s.broadcastLocked()
-	s.mu.Unlock()
 	s.wakeKeeper()
 }
 
@@ -558,10 +570,9 @@ func (s *session) Down(w *wire.Conn, err error) {
 		s.attempt = nil
 	}
 	dead := s.isDead
-	suspended := false
 	if up && !dead {
 		s.wire = nil
-		suspended = s.suspendLocked()
+		s.suspendLocked(fmt.Errorf("connection to %s: %w", w.Address(), err))
 		s.broadcastLocked()
 	}
 	s.mu.Unlock()
@@ -571,10 +582,6 @@ func (s *session) Down(w *wire.Conn, err error) {
 	s.c.noteServer(w.Address(), err)
 	if errors.As(err, &auth) {
 		s.authRefused(fmt.Errorf("%w: %w", ErrAuthFailed, auth))
-		return
-	}
-	if suspended {
-		s.tellSuspended(fmt.Errorf("connection to %s: %w", w.Address(), err))
 	}
 }
 
@@ -601,16 +608,12 @@ func (s *session) Touch(w *wire.Conn, sent, _ time.Time) {
 		return
 	}
 	s.touchLocked(sent)
-	resumed := s.suspended && len(s.holds) == 0
-	if resumed {
+	if s.suspended && len(s.holds) == 0 {
 		s.suspended = false
+		s.c.setState(Reconnected, s.id, nil)
 		s.broadcastLocked()
 	}
-	id := s.id
 	s.mu.Unlock()
-	if resumed {
-		s.c.setState(Reconnected, id, nil)
-	}
 }
 
 func (s *session) touchLocked(sent time.Time) {
@@ -696,6 +699,11 @@ func (s *session) lose(reason Reason, cause error) {
 func (s *session) closeHolds() []*hold {
 	s.mu.Lock()
 	holds := s.takeHoldsLocked()
+	for h := range s.pinned {
+		if !slices.Contains(holds, h) {
+			holds = append(holds, h) // lost already, and its function runs
+		}
+	}
 	s.mu.Unlock()
 	for _, h := range holds {
 		h.lose(ClientClosed, ErrClosed)
@@ -747,7 +755,11 @@ func (s *session) end() bool {
 	s.closeConn() // sends closeSession and waits for its answer, at most one second
 	s.cancel(errSessionOver)
 	w.Kill(errSessionOver)
-	return w.CloseAcknowledged()
+	acked := w.CloseAcknowledged()
+	s.mu.Lock()
+	s.endAcked = acked
+	s.mu.Unlock()
+	return acked
 }
 
 // closeConn closes the library's Conn. The connection is gone, or about to answer.

@@ -35,6 +35,8 @@ const (
 	// bytes their paths may have: a request over jute.maxbuffer costs the connection.
 	maxProof      = 500
 	maxProofBytes = 256 << 10
+	// checkOverhead is what a check takes besides its path.
+	checkOverhead = 17
 )
 
 var errSilent = errors.New("the server does not answer")
@@ -171,11 +173,11 @@ func (s *session) sendBeatLocked(w *wire.Conn, now time.Time) {
 	}
 	// In the order of their tokens, so that a run can be repeated.
 	for _, h := range slices.SortedFunc(maps.Keys(s.holds), func(a, b *hold) int { return cmp.Compare(a.token, b.token) }) {
-		if len(chunk) == maxProof || size+len(h.node) > maxProofBytes {
+		if len(chunk) == maxProof || size+len(h.node)+checkOverhead > min(maxProofBytes, s.c.cfg.MaxBuffer/2) {
 			flush()
 		}
 		chunk = append(chunk, h)
-		size += len(h.node)
+		size += len(h.node) + checkOverhead
 	}
 	flush()
 }
@@ -224,43 +226,48 @@ func (s *session) proved(w *wire.Conn, holds []*hold, failed *hold, err error) {
 		// A node whose delete was sent has left the proofs; this one may have been
 		// under way. Either way the others have yet to be proved.
 		failed.nodeGone()
-		s.mu.Lock()
-		s.nextBeat = s.c.cfg.Clock.Now()
-		s.mu.Unlock()
-		s.wakeKeeper()
-	default:
+		s.beatNow()
+	case errors.Is(err, zk.ErrNoAuth):
+		// Somebody took the right to read it away. It cannot be proved any more, and
+		// would take the other leases with it.
 		s.c.log.Error("zklock: a held lock cannot be proved; its node must be readable for this client",
 			"znode_path", failed.node, "session_id", hexID(s.sessionID()), "error", err)
+		failed.lose(TrustExpired, fmt.Errorf("proof of %s: %w", failed.node, err))
+		s.dropHold(failed)
+		s.beatNow()
+	default:
+		s.c.log.Warn("zklock: a proof was refused", "session_id", hexID(s.sessionID()), "error", err)
 	}
+}
+
+// beatNow has the next proof sent at once.
+func (s *session) beatNow() {
+	s.mu.Lock()
+	s.nextBeat = s.c.cfg.Clock.Now()
+	s.mu.Unlock()
+	s.wakeKeeper()
 }
 
 // suspend marks the session and its leases as not known to be alive.
 func (s *session) suspend(cause error) {
 	s.mu.Lock()
-	suspended := s.suspendLocked()
+	defer s.mu.Unlock()
+	s.suspendLocked(cause)
 	s.broadcastLocked()
-	s.mu.Unlock()
-	if suspended {
-		s.tellSuspended(cause)
-	}
 }
 
-// suspendLocked says whether it changed anything.
-func (s *session) suspendLocked() bool {
+// suspendLocked tells the client's state too: under the lock, so that listeners
+// hear of it and of its end in that order.
+func (s *session) suspendLocked(cause error) {
 	if s.isDead || s.suspended {
-		return false
+		return
 	}
 	s.suspended = true
 	for h := range s.holds {
 		h.suspend()
 	}
-	return true
-}
-
-func (s *session) tellSuspended(cause error) {
-	id := s.sessionID()
-	s.c.log.Warn("zklock: suspended", "event", "suspended", "session_id", hexID(id), "error", cause)
-	s.c.setState(Suspended, id, cause)
+	s.c.log.Warn("zklock: suspended", "event", "suspended", "session_id", hexID(s.id), "error", cause)
+	s.c.setState(Suspended, s.id, cause)
 }
 
 // resume gives leases back that were proved on the connection in use, and ends
@@ -283,10 +290,9 @@ func (s *session) resume(w *wire.Conn, holds []*hold) {
 		}
 	}
 	s.suspended = false
+	s.c.setState(Reconnected, s.id, nil)
 	s.broadcastLocked()
-	id := s.id
 	s.mu.Unlock()
-	s.c.setState(Reconnected, id, nil)
 }
 
 // trustUntil is D as of now.
@@ -371,7 +377,10 @@ func (s *session) verify(ctx context.Context, h *hold) error {
 	if err != nil {
 		return err
 	}
-	if a.failed != nil || a.err == nil {
+	s.mu.Lock()
+	_, held := s.holds[h] // not yet, if the proof comes before a grant
+	s.mu.Unlock()
+	if held && (a.failed != nil || a.err == nil) {
 		s.proved(w, []*hold{h}, a.failed, a.err)
 	}
 	return a.err

@@ -152,7 +152,7 @@ func sessionGone(s *session, err error) error {
 // watches with getData, which leaves no watch on a node that is gone already.
 func (a *attempt) behind(ctx context.Context, s *session, n *node, predecessor string) error {
 	c := a.m.c
-	_, events, err := getW(ctx, s, predecessor)
+	events, err := s.watchNode(ctx, predecessor)
 	switch {
 	case errors.Is(err, zk.ErrNoNode):
 		return nil
@@ -169,6 +169,7 @@ func (a *attempt) behind(ctx context.Context, s *session, n *node, predecessor s
 		select {
 		case ev := <-events:
 			recheck.Stop()
+			s.unwatch(predecessor)
 			c.logNode(s, n.path, n.token, "watch_fired", nil, "watch", ev.Type.String(), "predecessor", predecessor)
 			return nil
 		case <-s.dead:
@@ -191,6 +192,41 @@ func (a *attempt) behind(ctx context.Context, s *session, n *node, predecessor s
 			return nil
 		}
 	}
+}
+
+// watchNode reads a node and watches it: one request, with or without a new watch.
+// The library cannot take a watch back, so callers that give up and come again share
+// one: its channel gets one event and is then closed, which wakes them all.
+func (s *session) watchNode(ctx context.Context, path string) (<-chan zk.Event, error) {
+	s.mu.Lock()
+	events := s.watches[path]
+	s.mu.Unlock()
+	if events != nil {
+		if _, err := get(ctx, s, path); err != nil {
+			return nil, err
+		}
+		return events, nil
+	}
+	_, events, err := getW(ctx, s, path)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for other, ch := range s.watches {
+		if len(ch) > 0 { // it fired after everybody had gone
+			delete(s.watches, other)
+		}
+	}
+	s.watches[path] = events
+	return events, nil
+}
+
+// unwatch forgets a watch that has fired.
+func (s *session) unwatch(path string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.watches, path)
 }
 
 // recheckPeriod is T less up to a quarter, so that many waiters do not ask at once.

@@ -96,7 +96,9 @@ type Provider struct {
 	next    int
 	rng     *rand.Rand
 	backoff *backoff.ExponentialBackOff
-	tried   int // dials since the last success
+	tried   int       // dials since the last success
+	since   time.Time // of the last success
+	short   int       // connections in a row that did not last
 }
 
 // Back-off between two rounds over all servers. Within the first round after a
@@ -104,6 +106,9 @@ type Provider struct {
 const (
 	minPause = 50 * time.Millisecond
 	maxPause = 2 * time.Second
+	// maxShort is how many connections in a row may end before maxPause without the
+	// back-off going on.
+	maxShort = 3
 )
 
 // NewProvider starts at a random server; seed makes the order and the jitter
@@ -138,6 +143,16 @@ func (p *Provider) Len() int { return len(p.addrs) }
 func (p *Provider) Pause() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if !p.since.IsZero() {
+		if p.short++; time.Since(p.since) >= maxPause {
+			p.short = 0
+		}
+		if p.short <= maxShort {
+			p.tried = 0
+			p.backoff.Reset()
+		}
+	}
+	p.since = time.Time{}
 	p.tried++
 	if p.tried <= len(p.addrs) {
 		return 0
@@ -149,12 +164,11 @@ func (p *Provider) Pause() time.Duration {
 	return d/2 + time.Duration(p.rng.Int64N(int64(d/2)+1))
 }
 
-// Connected ends the back-off.
+// Connected ends the back-off, if the connection lasts.
 func (p *Provider) Connected() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.tried = 0
-	p.backoff.Reset()
+	p.since = time.Now()
 }
 
 // Jitter returns a random part of d, from 0 to d, from the seeded source.
