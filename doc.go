@@ -86,7 +86,8 @@
 //     ensemble without a quorum expires nothing.
 //   - L2. A waiter wakes within T even if every watch is lost.
 //   - L3. ctx bounds every call and the requests inside it, with a silent network too.
-//     It bounds the wait, never the hold.
+//     It bounds the wait, never the hold. Do, which has to release, returns at most
+//     100 ms after its ctx has ended and its function has returned.
 //
 // # What is not promised
 //

@@ -12,7 +12,7 @@ import (
 // Errors of this package, all for use with errors.Is.
 var (
 	// ErrHeld is what TryAcquire returns when somebody else holds the lock or
-	// waits for it. Nothing is left at the ensemble.
+	// waits for it. A node that it made before it saw the other's is being deleted.
 	ErrHeld = errors.New("zklock: the lock is held")
 	// ErrLost is matched by every *LostError.
 	ErrLost = errors.New("zklock: the lease is lost")
