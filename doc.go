@@ -147,7 +147,10 @@
 // held for 50 ms or longer. A fresh path costs one write more and a look at what
 // exists. TryAcquire on a held path costs one read. A release wakes exactly one
 // waiter. Goroutines of one process that wait for one path have at most two nodes
-// between them.
+// between them, and take about 5 KiB of memory each, their stacks included. A queue of
+// 20,000 nodes is listed in one reply of 1.3 MB, which is read whole: jute.maxbuffer
+// limits what a client sends. A request over Config.MaxBuffer is refused before it is
+// sent.
 //
 // # Other clients
 //
