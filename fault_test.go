@@ -434,3 +434,25 @@ func TestTryAcquireDuringAnOutageReturnsAtItsDeadline(t *testing.T) {
 		}
 	})
 }
+
+// A session that is lost while TryAcquire looks is no answer: it looks again on the
+// next one.
+func TestTryAcquireGoesOnWithTheNextSession(t *testing.T) {
+	inBubble(t, func(b *bundle) {
+		t := b.t
+		c := b.connect(pinned(b.srv, "c"))
+		m := b.mutex(c, "/dedup/a")
+		b.release(b.acquire(m))
+		id := c.SessionID()
+		silence := b.srv.Inject(zktest.Blackhole(zktest.BothWays).Client("c"))
+		time.AfterFunc(2*c.SessionTimeout(), silence.Heal)
+		l, err := m.TryAcquire(b.within(time.Minute))
+		if err != nil {
+			t.Fatalf("TryAcquire: %v", err)
+		}
+		if c.SessionID() == id {
+			t.Error("the session was not lost")
+		}
+		b.release(l)
+	})
+}

@@ -33,7 +33,11 @@ func (a *attempt) run(ctx context.Context) (*Lease, error) {
 		}
 		if a.try {
 			// One read tells that the lock is held; only then is a write worth it.
-			if err := a.look(ctx, s); err != nil {
+			err := a.look(ctx, s)
+			if errors.Is(err, errAgain) {
+				continue
+			}
+			if err != nil {
 				return nil, err
 			}
 		}
@@ -66,6 +70,9 @@ func (a *attempt) look(ctx context.Context, s *session) error {
 	case a.m.c.transient(ctx, s, err):
 		return nil // the connection broke; makeNode waits for the next
 	case err != nil:
+		if err = sessionGone(s, err); errors.Is(err, errAgain) {
+			return err
+		}
 		return fmt.Errorf("queue of %s: %w", a.m.full, err)
 	case len(contenders(children)) > 0:
 		return ErrHeld
