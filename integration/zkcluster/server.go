@@ -8,10 +8,12 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/pkg/stdcopy"
@@ -189,7 +191,41 @@ func (s *Server) Pause(ctx context.Context) error {
 		return err
 	}
 	s.stopped = true
+	return s.awaitStopped(ctx)
+}
+
+// awaitStopped returns once no thread of the server runs any more. The signal alone
+// does not say so: on a busy machine the thread that has to stop the others may wait
+// for its turn, and they go on answering meanwhile.
+func (s *Server) awaitStopped(ctx context.Context) error {
+	for s.pid != 0 && !allStopped(s.pid) {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for the stop: %w", context.Cause(ctx))
+		}
+	}
 	return nil
+}
+
+// allStopped looks at every thread of a process: "T" behind the name in parentheses
+// is one that is stopped, "Z" and "X" one that has ended.
+func allStopped(pid int) bool {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(threads) == 0 {
+		return true // it has ended
+	}
+	for _, name := range threads {
+		stat, err := os.ReadFile(name)
+		if err != nil {
+			continue // ended since the listing
+		}
+		_, state, _ := bytes.Cut(stat[max(bytes.LastIndexByte(stat, ')'), 0):], []byte(" "))
+		if len(state) > 0 && bytes.IndexByte([]byte("TtZX"), state[0]) < 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // Resume lets a paused server go on.
