@@ -221,7 +221,7 @@ func allStopped(pid int) bool {
 			continue // ended since the listing
 		}
 		_, state, _ := bytes.Cut(stat[max(bytes.LastIndexByte(stat, ')'), 0):], []byte(" "))
-		if len(state) > 0 && bytes.IndexByte([]byte("TtZX"), state[0]) < 0 {
+		if len(state) > 0 && strings.IndexByte("TtZX", state[0]) < 0 {
 			return false
 		}
 	}
