@@ -238,7 +238,6 @@ type hold struct {
 	s        *session
 	path     string // the lock path, with the chroot
 	node     string // the lock node
-	uuid     string
 	token    Token
 	ticket   *ticket
 	revoke   bool // WithRevocable

@@ -17,7 +17,6 @@ type node struct {
 	contender
 	s     *session
 	path  string
-	uuid  string
 	token Token
 }
 
@@ -138,7 +137,7 @@ func (c *Client) create(ctx context.Context, s *session, dir, id string, data []
 		switch {
 		case m.err == nil:
 			if token := s.czxid(box); token != 0 {
-				return s.madeNode(m.path, id, token)
+				return s.madeNode(m.path, token)
 			}
 			// The reply passed the wrapper unseen. It is found by its uuid like one
 			// whose reply was lost.
@@ -173,7 +172,7 @@ func (c *Client) settle(ctx context.Context, s *session, dir, id string, cause e
 		case err == nil:
 			r, err := get(ctx, s, dir+"/"+name)
 			if err == nil {
-				return s.madeNode(dir+"/"+name, id, Token(r.stat.Czxid))
+				return s.madeNode(dir+"/"+name, Token(r.stat.Czxid))
 			}
 			if errors.Is(err, zk.ErrNoNode) {
 				return nil, errAbsent
@@ -228,12 +227,12 @@ func (c *Client) search(ctx context.Context, s *session, dir, id string) (string
 }
 
 // madeNode is a node at a path that the server gave.
-func (s *session) madeNode(p, id string, token Token) (*node, error) {
+func (s *session) madeNode(p string, token Token) (*node, error) {
 	ct, ok := parseContender(path.Base(p))
 	if !ok {
 		return nil, fmt.Errorf("the server made %q, which is no lock node", p)
 	}
-	return &node{contender: ct, s: s, path: p, uuid: id, token: token}, nil
+	return &node{contender: ct, s: s, path: p, token: token}, nil
 }
 
 // expect asks for the czxid of the node that a create of prefix will make.

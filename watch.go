@@ -253,7 +253,7 @@ const ownWatchDelay = 50 * time.Millisecond
 func (a *attempt) grant(ctx context.Context, n *node) (*Lease, error) {
 	c, s := a.m.c, n.s
 	h := &hold{
-		c: c, s: s, path: a.m.full, node: n.path, uuid: n.uuid, token: n.token,
+		c: c, s: s, path: a.m.full, node: n.path, token: n.token,
 		ticket: a.ticket, revoke: a.opts.revocable,
 		acquired: c.cfg.Clock.Now(), lostC: make(chan struct{}), state: LeaseHeld,
 		changed: make(chan struct{}), leases: make(map[*Lease]struct{}), free: make(chan struct{}),
