@@ -74,6 +74,14 @@ type Config struct {
 	ElectionTime time.Duration
 }
 
+// Clock is the clock of the bubble that testing/synctest makes, and the real one
+// elsewhere. It is for zklock.Config.Clock in tests with virtual time: the default
+// there, which counts the suspension of the system, is a real one.
+type Clock struct{}
+
+// Now is time.Now.
+func (Clock) Now() time.Time { return time.Now() }
+
 func (c Config) withDefaults() (Config, error) {
 	def := func(d *time.Duration, v time.Duration) {
 		if *d == 0 {

@@ -60,13 +60,23 @@ func (s *Server) accept(nc net.Conn, client string) {
 	s.conns[c] = struct{}{}
 	s.sockets[c] = struct{}{}
 	s.cl.wg.Add(2)
+	s.expectSession(c)
+	go c.read()
+	go c.write()
+}
+
+// expectSession ends a connection that has opened no session in time. A server that is paused then looks once more as
+// long after; mu is held.
+func (s *Server) expectSession(c *conn) {
 	s.cl.after(sessionlessTimeout, func() {
-		if !c.ready && !s.paused {
+		switch {
+		case c.ready || c.dead:
+		case s.paused:
+			s.expectSession(c)
+		default:
 			c.drop("no session within " + sessionlessTimeout.String())
 		}
 	})
-	go c.read()
-	go c.write()
 }
 
 // notify wakes reader and writer; mu is held.

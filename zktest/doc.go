@@ -15,10 +15,11 @@
 // # An ensemble
 //
 // [NewEnsemble] gives several servers with one history. A follower answers reads from its own copy, which may lag
-// (SetLag), and passes writes on. What clients do reaches the leader's session clock only by the follower's answer to a
-// ping every half tick; a new or resumed session counts at once, a forwarded write does not. A follower that is cut off
-// (CutFromPeers) goes on answering pings and reads for SyncLimit ticks and passes nothing on. A new leader starts a new
-// epoch and all session clocks anew. Pause and Resume are SIGSTOP and SIGCONT, Stop and Restart end and start a process.
+// (SetLag), and passes writes and syncs on. What clients do reaches the leader's session clock only by the follower's
+// answer to a ping every half tick; a new or resumed session counts at once, a forwarded write does not. A follower
+// that is cut off (CutFromPeers) goes on answering pings and reads for SyncLimit ticks and passes nothing on. A new
+// leader starts a new epoch and all session clocks anew. Pause and Resume are SIGSTOP and SIGCONT, Stop and Restart end
+// and start a process.
 //
 // # Faults
 //
@@ -38,6 +39,11 @@
 // instant, in an order that no seed repeats. With a jitter, the delay of a message follows from Config.Seed, the server,
 // the name given to Dialer, the direction and the instant at which it is sent, whatever else is sent then: a run repeats
 // up to the order within one instant. Give clients different names, or they share their delays.
+//
+// A client of package zklock needs the bubble's clock too. Its default is a real one, with which a lease outlives its
+// session in virtual time, and every wait for its loss takes seconds of ours:
+//
+//	client, err := zklock.Connect(ctx, zklock.Config{Servers: …, Dial: srv.Dial, Clock: zktest.Clock{}})
 //
 // # Where it is like the real server, and where it is not
 //

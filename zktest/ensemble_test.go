@@ -187,6 +187,53 @@ func TestCutFollower(t *testing.T) {
 	})
 }
 
+// TestSyncNeedsTheLeader sees a follower leave a sync to its leader, which answers behind the writes that came first.
+func TestSyncNeedsTheLeader(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T) {
+		e := zktest.NewEnsemble(t, 5)
+		f, others := follower(e), e.Followers()[1:]
+		c := connect(t, e.Dial, 30*time.Second, f.Addr())
+		writer := connect(t, e.Dial, 30*time.Second, e.Leader().Addr())
+		// A sync, and a read that is not behind it, while something is wrong for three seconds.
+		took := func(what string, begin, end func()) {
+			begin()
+			start := time.Now()
+			go func() {
+				time.Sleep(3 * time.Second)
+				end()
+			}()
+			if _, _, err := c.Exists("/"); err != nil || !time.Now().Equal(start) {
+				t.Errorf("%s: a read: %v after %v", what, err, time.Since(start))
+			}
+			must[string](t)(c.Sync("/"))
+			if d := time.Since(start); d != 3*time.Second {
+				t.Errorf("%s: the sync took %v, want 3s", what, d)
+			}
+		}
+		took("follower cut off", f.CutFromPeers, f.HealPeers)
+		took("leader stopped", e.Leader().Pause, e.Leader().Resume)
+		// A leader without a quorum, which it needs for no sync unless a write is before it.
+		for _, s := range others {
+			s.CutFromPeers()
+		}
+		must[string](t)(c.Sync("/"))
+		written := make(chan error, 1)
+		took("behind a write without a quorum", func() {
+			go func() {
+				_, err := writer.Create("/x", nil, 0, world)
+				written <- err
+			}()
+			time.Sleep(time.Millisecond)
+		}, func() {
+			for _, s := range others {
+				s.HealPeers()
+			}
+		})
+		ok(t, <-written)
+	})
+}
+
 func TestShortCutDeliversLater(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T) {

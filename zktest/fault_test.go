@@ -309,6 +309,26 @@ func TestPausedServerIsSilent(t *testing.T) {
 	})
 }
 
+// TestSilentConnectionOfAPausedServerEnds ends a connection without a session also if its time was over while the server
+// stood still.
+func TestSilentConnectionOfAPausedServerEnds(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T) {
+		s := zktest.NewServer(t)
+		r := rawDial(t, s)
+		s.Pause()
+		time.Sleep(15 * time.Second)
+		s.Resume()
+		start := time.Now()
+		if _, err := io.ReadAll(r.nc); err != nil {
+			t.Errorf("the connection ends with %v", err)
+		}
+		if d := time.Since(start); d > 10*time.Second {
+			t.Errorf("it ends %v after the server went on", d)
+		}
+	})
+}
+
 // TestLostExchange loses the answer to a resumption: the client comes back to its session once more.
 func TestLostExchange(t *testing.T) {
 	t.Parallel()

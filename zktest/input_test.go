@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -246,7 +247,7 @@ func TestWhitelist(t *testing.T) {
 }
 
 // FuzzServer feeds bytes to a connection that has a session, and to one that has none, and waits until the server has
-// dealt with all of them. It must not panic and must go on serving others.
+// dealt with all of them. It must not panic, nor allocate far more than has arrived, and must go on serving others.
 func FuzzServer(f *testing.F) {
 	acl := slices.Concat(i32(1), i32(31), str("world"), str("anyone"))
 	frame := func(op zktest.Op, body ...[]byte) []byte {
@@ -269,6 +270,8 @@ func FuzzServer(f *testing.F) {
 				c.JuteMaxBuffer, c.FourLetterWords, c.ExtendedTypes = 1<<16, []string{"*"}, true
 				c.Logf = func(string, ...any) {}
 			})
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
 			for _, session := range []bool{false, true} {
 				r := rawDial(t, s)
 				if session {
@@ -277,6 +280,10 @@ func FuzzServer(f *testing.F) {
 				must[int](t)(r.nc.Write(in))
 				synctest.Wait()
 				r.nc.Close()
+			}
+			runtime.ReadMemStats(&after)
+			if grew := after.TotalAlloc - before.TotalAlloc; grew > 1<<20+64*uint64(len(in)) {
+				t.Errorf("%d bytes allocated for %d that arrived", grew, len(in))
 			}
 			check := rawDial(t, s)
 			check.open(4*time.Second, 0, nil)

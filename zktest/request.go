@@ -137,6 +137,11 @@ func (s *Server) submit(r *request) {
 // receive is the leader taking up a request; mu is held.
 func (cl *cluster) receive(r *request) {
 	if r.op == OpSync {
+		// One from a follower waits for what was proposed before it, and for nothing else.
+		if r.owner != cl.leader && len(cl.stalled) > 0 {
+			cl.stalled = append(cl.stalled, func() { cl.receive(r) })
+			return
+		}
 		cl.leader.answerSync(r)
 		return
 	}

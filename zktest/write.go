@@ -26,7 +26,8 @@ type Txn struct {
 type Change struct {
 	Op      Op // OpCreate, OpDelete, OpSetData or OpSetACL
 	Path    string
-	Session int64 // owner of an ephemeral node made or deleted, otherwise 0
+	Session int64  // owner of an ephemeral node made or deleted, otherwise 0
+	Data    []byte // what a node was made with or set to; not to be changed
 }
 
 // txn is a transaction on its way to all servers.
@@ -56,7 +57,7 @@ func (t *txn) public() Txn {
 	p := Txn{Zxid: t.zxid, Time: time.UnixMilli(t.time), Op: t.op, Path: t.path, Session: t.session, Err: t.code, Expired: t.expired}
 	for _, ch := range t.changes {
 		if ch.op != OpCheck {
-			p.Changes = append(p.Changes, Change{Op: ch.op, Path: ch.path, Session: ch.owner})
+			p.Changes = append(p.Changes, Change{Op: ch.op, Path: ch.path, Session: ch.owner, Data: ch.data})
 		}
 	}
 	return p

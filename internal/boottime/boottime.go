@@ -2,7 +2,7 @@
 //
 // Go's monotonic clock stands still during suspend on Linux, and the wall clock
 // can be set. A trust deadline may be measured on neither: a laptop or a virtual
-// machine that slept for a minute has to find its lease gone (design section 1, S4).
+// machine that slept for a minute has to find its lease gone (S4 of package zklock).
 package boottime
 
 import "time"
@@ -13,6 +13,10 @@ var (
 	originWall = time.Now().Round(0)
 	originBoot = sinceBoot()
 )
+
+// Reading is the clock itself: the time since the system was started, suspend included.
+// On Linux all processes of a machine read the same clock.
+func Reading() time.Duration { return sinceBoot() }
 
 // Now returns the current reading. It carries no monotonic part: two readings
 // compare and subtract on the boot clock alone.

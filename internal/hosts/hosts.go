@@ -3,6 +3,8 @@ package hosts
 
 import (
 	"fmt"
+	"hash/fnv"
+	"io"
 	"math/rand/v2"
 	"net"
 	"strconv"
@@ -94,8 +96,9 @@ type Provider struct {
 	mu      sync.Mutex
 	addrs   []string
 	next    int
-	rng     *rand.Rand
+	seed    uint64
 	backoff *backoff.ExponentialBackOff
+	pauses  uint64    // made so far
 	tried   int       // dials since the last success
 	since   time.Time // of the last success
 	short   int       // connections in a row that did not last
@@ -122,9 +125,17 @@ func NewProvider(addrs []string, seed uint64) *Provider {
 		// Its own jitter draws from the process's global source; ours is seeded.
 		backoff.WithRandomizationFactor(0),
 	)
-	p := &Provider{addrs: append([]string(nil), addrs...), rng: rand.New(rand.NewPCG(seed, 0x7a6b)), backoff: b}
-	p.rng.Shuffle(len(p.addrs), func(i, j int) { p.addrs[i], p.addrs[j] = p.addrs[j], p.addrs[i] })
+	p := &Provider{addrs: append([]string(nil), addrs...), seed: seed, backoff: b}
+	p.random("order", 0).Shuffle(len(p.addrs), func(i, j int) { p.addrs[i], p.addrs[j] = p.addrs[j], p.addrs[i] })
 	return p
+}
+
+// random returns a source for one purpose and occasion. What it gives does not depend
+// on what was drawn for others before: goroutines draw in any order.
+func (p *Provider) random(purpose string, occasion uint64) *rand.Rand {
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, purpose)
+	return rand.New(rand.NewPCG(p.seed^h.Sum64(), occasion))
 }
 
 // Next returns the address to dial now.
@@ -161,7 +172,8 @@ func (p *Provider) Pause() time.Duration {
 		return 0 // within a round
 	}
 	d := p.backoff.NextBackOff()
-	return d/2 + time.Duration(p.rng.Int64N(int64(d/2)+1))
+	p.pauses++
+	return d/2 + time.Duration(p.random("pause", p.pauses).Int64N(int64(d/2)+1))
 }
 
 // Connected ends the back-off, if the connection lasts.
@@ -171,12 +183,11 @@ func (p *Provider) Connected() {
 	p.since = time.Now()
 }
 
-// Jitter returns a random part of d, from 0 to d, from the seeded source.
-func (p *Provider) Jitter(d time.Duration) time.Duration {
+// Jitter returns a random part of d, from 0 to d. It follows from the seed, the purpose
+// and the time.
+func (p *Provider) Jitter(purpose string, d time.Duration) time.Duration {
 	if d <= 0 {
 		return 0
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return time.Duration(p.rng.Int64N(int64(d) + 1))
+	return time.Duration(p.random(purpose, uint64(time.Now().UnixNano())).Int64N(int64(d) + 1))
 }

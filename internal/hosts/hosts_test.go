@@ -3,6 +3,7 @@ package hosts
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -80,4 +81,36 @@ func TestSameSeedSameOrder(t *testing.T) {
 	if a, b := run(), run(); a != b {
 		t.Errorf("two runs of one seed differ:\n%s\n%s", a, b)
 	}
+}
+
+// What is drawn does not depend on what others drew before.
+func TestRandomValuesDoNotDependOnTheOrderOfCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		run := func(jitters int) (pauses [8]time.Duration, jitter time.Duration) {
+			p := NewProvider([]string{"a:1"}, 42)
+			for i := range pauses {
+				for range jitters {
+					p.Jitter("/other", time.Hour)
+				}
+				pauses[i] = p.Pause()
+			}
+			return pauses, p.Jitter("/lock", time.Hour)
+		}
+		p0, j0 := run(0)
+		p5, j5 := run(5)
+		if p0 != p5 || j0 != j5 {
+			t.Errorf("pauses %v and %v, jitter %v and %v", p0, p5, j0, j5)
+		}
+		p := NewProvider([]string{"a:1"}, 42)
+		seen := map[time.Duration]bool{p.Jitter("/lock", time.Hour): true, p.Jitter("/other", time.Hour): true}
+		time.Sleep(time.Nanosecond)
+		seen[p.Jitter("/lock", time.Hour)] = true
+		seen[NewProvider([]string{"a:1"}, 43).Jitter("/lock", time.Hour)] = true
+		if len(seen) != 4 {
+			t.Errorf("another purpose, time or seed gives the same: %v", seen)
+		}
+		if d := p.Jitter("/lock", 0); d != 0 {
+			t.Errorf("a part of nothing is %v", d)
+		}
+	})
 }

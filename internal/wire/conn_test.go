@@ -21,7 +21,7 @@ func TestRequestsInOneWrite(t *testing.T) {
 	for _, r := range [][]byte{replyFrame(1, 1, 0), pong(1), replyFrame(2, 7, 0), replyFrame(3, 8, 0)} {
 		b.answer(r)
 	}
-	b.want("four in one write", "answered getData 0s, touch 1 1, touch 1 1, answered create 0s, created /b 0x7, touch 1 1, proof 0")
+	b.want("four in one write", "sent /b, answered getData 0s, touch 1 1, touch 1 1, answered create 0s, created /b 0x7, touch 1 1, proof 0")
 	for _, p := range [][]byte{{}, {0, 0}, frame(nil), frame(make([]byte, 7)), {0xff, 0xff, 0xff, 0xff, 0, 0, 0, 1, 0, 0, 0, 1}, requestFrame(4, opCreate, i32(1<<30))} {
 		b.send(p) // must not panic, whatever it is
 	}
@@ -54,7 +54,7 @@ func TestBadReplies(t *testing.T) {
 		bytes []byte
 		parts []string
 	}{
-		{"oversize", i32(MaxReplyFrame + 1), []string{"268435457 bytes", "zk1:2181", "over the limit of 268435456"}},
+		{"oversize, to nobody", cat(i32(MaxReplyFrame+1), make([]byte, 16)), []string{"268435457 bytes", "zk1:2181", "over the limit of 268435456"}},
 		{"negative length", i32(-1), []string{"4294967295 bytes", "over the limit"}},
 		{"shorter than its header", frame(make([]byte, 15)), []string{"a reply of 15 bytes", "shorter than its header"}},
 		{"empty", frame(nil), []string{"a reply of 0 bytes"}},
@@ -108,6 +108,45 @@ func TestLargeReply(t *testing.T) {
 	}
 }
 
+// A reply that is too large is read to its end and not kept. The library gets an error
+// that says so in its place, and the connection goes on.
+func TestOversizeReply(t *testing.T) {
+	b := newBench(t).open()
+	b.c.MaxReply = 4096
+	b.send(requestFrame(1, opGetChildren2, str("/a"), []byte{0}), requestFrame(2, opMulti), requestFrame(3, opCreate, str("/b")), requestFrame(4, opGetData))
+	b.raw.push(
+		replyFrame(1, 7, 0, make([]byte, 4096-16+1)), replyFrame(2, 8, 0, multiOK(1000)), replyFrame(3, 9, 0, make([]byte, 1<<20)),
+		replyFrame(4, 9, 0, make([]byte, 4096-16)), replyFrame(5, 9, 0))
+	for i, want := range [][]byte{
+		replyFrame(1, 7, -4097), replyFrame(2, 8, int32(-(16 + len(multiOK(1000))))), replyFrame(3, 9, -(16 + 1<<20)),
+		replyFrame(4, 9, 0, make([]byte, 4096-16)), replyFrame(5, 9, 0),
+	} {
+		if got, err := b.read(); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("reply %d: the library reads %d bytes, %x, %v; want %x", i+1, len(got), got[:min(len(got), 20)], err, want[:20])
+		}
+	}
+	// Heard, and nothing proved or made as far as anybody can tell.
+	b.want("oversize", "sent /b, answered getChildren 0s, touch 0 0, answered multi 0s, touch 0 0, answered create 0s, touch 0 0, answered getData 0s, touch 0 0")
+
+	for text, want := range map[string]int{
+		"unknown error: -4097": 4097, "unknown error: -2147483647": 2147483647,
+		"unknown error: -6": 0, "4097": 0, "unknown error: 4097": 0, "zk: node does not exist": 0, "unknown error: -40x": 0,
+	} {
+		if n, ok := Oversize(errors.New(text)); ok != (want != 0) || ok && n != want {
+			t.Errorf("%s: %d, %v", text, n, ok)
+		}
+	}
+	if _, ok := Oversize(nil); ok {
+		t.Error("no error is an error")
+	}
+	// One that breaks off.
+	b.send(requestFrame(6, opGetData))
+	b.raw.push(replyFrame(6, 7, 0, make([]byte, 8000))[:6000])
+	if got, err := b.read(); err == nil {
+		t.Errorf("the library reads %x", got)
+	}
+}
+
 // The library hangs for good if a write fails at the wrong moment: it is told by the
 // next read.
 func TestWriteErrorsComeWithTheRead(t *testing.T) {
@@ -123,6 +162,17 @@ func TestWriteErrorsComeWithTheRead(t *testing.T) {
 	b.want("a failed write", "down write to zk1:2181: broken pipe")
 	b.send(ping)
 	b.want("another one", "")
+}
+
+// What comes after a delete is sent after it. A delete that did not get out has
+// nothing after it.
+func TestSentComesOnceTheFrameIsOnItsWay(t *testing.T) {
+	b := newBench(t).open()
+	b.send(requestFrame(1, opDelete, str("/a"), i32(-1)), requestFrame(2, opGetData, str("/b"), []byte{0}), requestFrame(3, opDelete, str("/c"), i32(-1)))
+	b.want("two deletes", "sent /a, sent /c")
+	b.raw.writeErr = errors.New("broken pipe")
+	b.send(requestFrame(4, opDelete, str("/a"), i32(-1)))
+	b.want("a failed write", "down write to zk1:2181: broken pipe")
 }
 
 func TestKillAndClose(t *testing.T) {

@@ -4,7 +4,7 @@
 // The client library tells its user neither when a request was sent and
 // answered, nor the zxid of a create, nor what session timeout was granted, and
 // it waits on a silent peer for several session timeouts. All of that is on the
-// wire, so it is taken from there (design section 4).
+// wire, so it is taken from there.
 //
 // Frames are a 4-byte big-endian length and that many bytes. A request starts
 // with xid and opcode (int32 each), a reply with xid (int32), zxid (int64) and
@@ -13,11 +13,15 @@ package wire
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -31,15 +35,19 @@ const (
 	opSetData         = 5
 	opSetACL          = 7
 	opGetChildren     = 8
+	opSync            = 9
 	opPing            = 11
 	opGetChildren2    = 12
 	opMulti           = 14
 	opCreate2         = 15
+	opCheck           = 13
 	opReconfig        = 16
 	opCreateContainer = 19
 	opCreateTTL       = 21
 	opSetAuth         = 100
 	opClose           = -11
+
+	flagContainer = 4
 
 	xidWatch = -1
 	xidPing  = -2
@@ -56,9 +64,11 @@ const (
 	// maxHandshakeFrame bounds a connect response. Real ones have 37 to 41 bytes;
 	// an HTTP server's "HTTP" read as a length is 1.2 GB.
 	maxHandshakeFrame = 4096
-	// MaxReplyFrame bounds a reply, in bytes. Servers do not limit what they
-	// send: a listing of a million children is about 60 MB.
+	// MaxReplyFrame is the default bound of a reply, in bytes. Servers do not limit what
+	// they send: a listing of a million children is about 60 MB.
 	MaxReplyFrame = 256 << 20
+	// minOversize is larger than every error code of a server is below zero.
+	minOversize = 1 << 10
 	// maxTouches is how finely touches are kept: one per T/maxTouches.
 	maxTouches = 200
 )
@@ -103,7 +113,7 @@ type Handshake struct {
 
 // Events receives what the wrapper sees. The methods are called on the client
 // library's own goroutines and must return at once.
-type Events interface {
+type Events interface { //nolint:interfacebloat // what one connection shows, not an abstraction
 	// Handshake comes with every connect response, before the library or any
 	// credentials see it. An error refuses the connection: the library's read
 	// fails. delay is R of the trust rule: how long a server may take to report a
@@ -117,9 +127,16 @@ type Events interface {
 	Touch(c *Conn, sent, answered time.Time)
 	// Proof comes with every acknowledged write: when its anchor was sent.
 	Proof(c *Conn, anchor time.Time)
-	// Created comes with every successful create: the path as asked for and the
-	// zxid, which is the czxid of the new node.
+	// Created comes with every successful create, those inside a transaction
+	// included: the path as asked for and the zxid, which is the czxid of the new node.
 	Created(path string, zxid int64)
+	// Sent comes with every create and delete, those inside a transaction included, once
+	// its frame is on its way: the server carries out after it what is sent after it.
+	// Write calls it. The path is the one asked for.
+	Sent(path string)
+	// Plain comes when a server answers that it made a plain node where a transaction
+	// asked for a container: one that takes no container there.
+	Plain(path string)
 	// WatchEvent comes with every watch notification, before the library sees it.
 	WatchEvent()
 	// Answered comes with every reply: its opcode's name and how long it took.
@@ -132,13 +149,19 @@ type request struct {
 	op     int32
 	sent   time.Time
 	anchor time.Time // zero: nothing to anchor at yet, or not a write
-	path   string    // of a create
+	paths  []string  // of creates
+
+	container string // the path of the container that a transaction makes; "" if none
 }
 
 type touch struct{ sent, answered time.Time }
 
 // Conn is one connection to one server.
 type Conn struct {
+	// MaxReply bounds a reply, in bytes; at least 1024. What is larger is not kept: the
+	// library gets an error in its place, see Oversize. Set it before the first Read.
+	MaxReply int
+
 	net.Conn // the raw connection; Read, Write and Close are ours
 	address  string
 	now      func() time.Time
@@ -156,8 +179,10 @@ type Conn struct {
 	ready     bool
 	pending   map[int32]request
 	pings     []time.Time // sent and not answered, oldest first
-	touches   []touch     // answered less than delay ago, oldest first
-	anchored  time.Time   // sent time of the newest touch older than that
+	touches   []touch     // too new to be anchors yet, oldest first
+	anchored  time.Time   // sent time of the newest touch older than those
+	led       []touch     // answered by the leader less than delay/100 ago, oldest first
+	ledSent   time.Time   // sent time of the newest answer of the leader older than that
 	closeDone bool        // the server acknowledged closeSession
 	killed    error
 
@@ -174,7 +199,7 @@ type Conn struct {
 // included; now reads the clock that trust deadlines are measured on.
 func New(raw net.Conn, address string, auth []Auth, limit time.Duration, now func() time.Time, events Events) *Conn {
 	return &Conn{
-		Conn: raw, address: address, now: now, events: events, auth: auth, limit: limit,
+		Conn: raw, address: address, now: now, events: events, auth: auth, limit: limit, MaxReply: MaxReplyFrame,
 		pending: make(map[int32]request),
 		in:      bufio.NewReaderSize(raw, 16<<10),
 	}
@@ -255,25 +280,30 @@ func (c *Conn) Write(p []byte) (int, error) {
 	defer c.wmu.Unlock()
 	// The reading is taken before the bytes are handed to the socket, so that
 	// nothing can have happened at the server before it.
-	if c.record(p, c.now()) {
+	first, sent := c.record(p, c.now())
+	if first {
 		// The limit begins here: a peer that does not even take the request must not
 		// hang the library.
 		_ = c.Conn.SetDeadline(time.Now().Add(c.limit))
 	}
 	if _, err := c.Conn.Write(p); err != nil {
 		c.Kill(fmt.Errorf("write to %s: %w", c.address, err))
+		return len(p), nil
+	}
+	for _, path := range sent {
+		c.events.Sent(path)
 	}
 	return len(p), nil
 }
 
 // record notes the requests in p, sent at now. first says that it is the connect
-// request.
-func (c *Conn) record(p []byte, now time.Time) (first bool) {
+// request; sent are the paths of creates and deletes.
+func (c *Conn) record(p []byte, now time.Time) (first bool, sent []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.connect.sent.IsZero() {
 		c.connect.sent = now
-		return true
+		return true, nil
 	}
 	for len(p) >= 12 {
 		n := int(binary.BigEndian.Uint32(p))
@@ -294,43 +324,89 @@ func (c *Conn) record(p []byte, now time.Time) (first bool) {
 		}
 		switch op {
 		case opCreate, opCreate2, opCreateContainer, opCreateTTL:
-			r.path, _ = readString(body[8:])
+			if p, ok := readString(body[8:]); ok {
+				r.paths = []string{p}
+				sent = append(sent, p)
+			}
+		case opDelete:
+			if p, ok := readString(body[8:]); ok {
+				sent = append(sent, p)
+			}
+		case opMulti:
+			var deletes []string
+			r.paths, deletes, r.container = multiPaths(body[8:])
+			sent = append(append(sent, deletes...), r.paths...)
 		}
 		c.pending[xid] = r
 	}
-	return false
+	return false, sent
 }
 
 // anchorAt returns when the newest touch was sent that the server has certainly
-// reported to the leader by the time a write sent now is answered: it was
-// answered at least one report delay ago. The connect exchange needs no delay,
-// since making or resuming a session touches the leader itself.
+// reported to the leader by the time a write sent now is answered.
+//
+// The leader asks for reports every half tick while it runs, and right after it goes
+// on if it was stopped. So a touch counts if it was answered at least one report delay
+// ago, and if the leader has answered something since that was sent well after the
+// report was due: that shows that the leader ran then, and asked. The write's own
+// answer shows that the report, which is ahead of it on its way, got through. The
+// connect exchange needs nothing of this, since making or resuming a session touches
+// the leader itself.
 func (c *Conn) anchorAt(now time.Time) time.Time {
+	// A leader that goes on after a stop needs a moment to come to its pings.
 	keep := 0
+	for _, q := range c.led {
+		if q.answered.Add(c.delay / 100).After(now) {
+			break
+		}
+		c.ledSent = q.sent
+		keep++
+	}
+	c.led = append(c.led[:0], c.led[keep:]...)
+
+	// A half of the delay until the report is due, and a quarter for it to be asked for.
+	reported := c.ledSent.Add(-c.delay * 3 / 4)
+	if late := now.Add(-c.delay); late.Before(reported) {
+		reported = late
+	}
+	keep = 0
 	for _, t := range c.touches {
-		if t.answered.Add(c.delay).After(now) {
+		if t.answered.After(reported) {
 			break
 		}
 		c.anchored = t.sent
 		keep++
 	}
-	if keep > 0 {
-		c.touches = append(c.touches[:0], c.touches[keep:]...)
+	// What is as old as the session timeout is of no use any more: without answers of
+	// the leader the list would grow for as long as the connection lasts.
+	for keep < len(c.touches) && now.Sub(c.touches[keep].sent) >= c.timeout {
+		keep++
 	}
+	c.touches = append(c.touches[:0], c.touches[keep:]...)
 	if c.anchored.IsZero() && c.ready {
 		return c.connect.sent
 	}
 	return c.anchored
 }
 
-// touched notes an answered request.
-func (c *Conn) touched(sent, answered time.Time) {
+// noteTouch adds a touch to a list, unless it is of no use. Touches closer together
+// than T/200 are not worth keeping apart; dropping the newer one only makes an anchor
+// older.
+func (c *Conn) noteTouch(list []touch, t touch) []touch {
+	n := len(list)
+	if t.answered.Sub(t.sent) >= c.timeout || n > 0 && t.sent.Sub(list[n-1].sent) < c.timeout/maxTouches {
+		return list
+	}
+	return append(list, t)
+}
+
+// touched notes an answered request, byLeader one that only the leader can answer.
+func (c *Conn) touched(sent, answered time.Time, byLeader bool) {
 	c.mu.Lock()
-	// Touches closer together than T/200 are not worth keeping apart; dropping
-	// the newer one only makes an anchor older.
-	if n := len(c.touches); n == 0 || sent.Sub(c.touches[n-1].sent) >= c.timeout/maxTouches {
-		c.anchorAt(answered) // prune
-		c.touches = append(c.touches, touch{sent, answered})
+	c.anchorAt(answered) // prune
+	c.touches = c.noteTouch(c.touches, touch{sent, answered})
+	if byLeader {
+		c.led = c.noteTouch(c.led, touch{sent, answered})
 	}
 	c.mu.Unlock()
 	c.events.Touch(c, sent, answered)
@@ -364,15 +440,62 @@ func (c *Conn) next() error {
 	if !ready {
 		return c.handshake()
 	}
-	frame, err := c.readFrame(MaxReplyFrame)
+	frame, err := c.readReply()
 	if err != nil {
 		return err
 	}
-	if err := c.reply(frame[4:]); err != nil {
+	r, err := c.reply(frame[4:])
+	if err != nil {
 		return err
+	}
+	if r.container != "" {
+		var made bool
+		if frame, made = withoutStats(frame); !made {
+			c.events.Plain(r.container)
+		}
 	}
 	c.out = frame
 	return nil
+}
+
+// readReply reads one reply. In the place of one that is larger than MaxReply there is
+// an error of 16 bytes: if the connection ended, the library would ask again on the
+// next one, and every lock of the process would pay for that each time.
+func (c *Conn) readReply() ([]byte, error) {
+	head, err := c.in.Peek(4)
+	if err != nil {
+		return nil, err
+	}
+	n := int(binary.BigEndian.Uint32(head))
+	if n <= c.MaxReply || n > math.MaxInt32 {
+		return c.readFrame(c.MaxReply)
+	}
+	if head, err = c.in.Peek(20); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	_, known := c.pending[int32(binary.BigEndian.Uint32(head[4:]))]
+	c.mu.Unlock()
+	if !known {
+		return c.readFrame(c.MaxReply) // says that it is too large
+	}
+	frame := bytes.Clone(head)
+	binary.BigEndian.PutUint32(frame, 16)
+	binary.BigEndian.PutUint32(frame[16:], uint32(int32(-n)))
+	_, err = c.in.Discard(4 + n)
+	return frame, err
+}
+
+// Oversize says whether err is what the library makes of the error that stands for a
+// reply over MaxReply, and how many bytes that had: the error code is their number below
+// zero, which is none that a server has.
+func Oversize(err error) (size int, ok bool) {
+	if err == nil {
+		return 0, false
+	}
+	digits, found := strings.CutPrefix(err.Error(), "unknown error: -")
+	n, err := strconv.Atoi(digits)
+	return n, found && err == nil && n >= minOversize
 }
 
 // readFrame reads one frame, its length included, into c.frame.
@@ -406,9 +529,10 @@ func (c *Conn) readFrame(limit int) ([]byte, error) {
 	return f, nil
 }
 
-func (c *Conn) reply(body []byte) error {
+// reply notes what a reply says. It returns the request if that was carried out.
+func (c *Conn) reply(body []byte) (request, error) {
 	if len(body) < 16 {
-		return fmt.Errorf("a reply of %d bytes from %s: shorter than its header", len(body), c.address)
+		return request{}, fmt.Errorf("a reply of %d bytes from %s: shorter than its header", len(body), c.address)
 	}
 	xid := int32(binary.BigEndian.Uint32(body))
 	zxid := int64(binary.BigEndian.Uint64(body[4:]))
@@ -418,7 +542,7 @@ func (c *Conn) reply(body []byte) error {
 	switch {
 	case xid == xidWatch:
 		c.events.WatchEvent()
-		return nil
+		return request{}, nil
 	case xid == xidPing:
 		c.mu.Lock()
 		var sent time.Time
@@ -428,9 +552,9 @@ func (c *Conn) reply(body []byte) error {
 		}
 		c.mu.Unlock()
 		if !sent.IsZero() && code == codeOK {
-			c.touched(sent, now)
+			c.touched(sent, now, false)
 		}
-		return nil
+		return request{}, nil
 	}
 
 	c.mu.Lock()
@@ -441,7 +565,7 @@ func (c *Conn) reply(body []byte) error {
 	}
 	c.mu.Unlock()
 	if !known {
-		return nil
+		return request{}, nil
 	}
 	c.events.Answered(opName(r.op), now.Sub(r.sent))
 
@@ -454,19 +578,25 @@ func (c *Conn) reply(body []byte) error {
 	switch code {
 	case codeSessionExpired:
 		c.events.Expired(c)
-		return nil
+		return request{}, nil
 	case codeSessionMoved:
 		// The session belongs to another connection; nothing said here counts.
-		return fmt.Errorf("%s says that the session has moved to another server", c.address)
+		return request{}, fmt.Errorf("%s says that the session has moved to another server", c.address)
 	}
-	if ok && isCreate(r.op) && r.path != "" {
-		c.events.Created(r.path, zxid)
+	if ok {
+		for _, p := range r.paths {
+			c.events.Created(p, zxid)
+		}
 	}
-	c.touched(r.sent, now)
+	// A refusal may be the server's own.
+	c.touched(r.sent, now, ok && (isWrite(r.op) || r.op == opSync))
 	if ok && isWrite(r.op) && !r.anchor.IsZero() && c.timely(r, now) {
 		c.events.Proof(c, r.anchor)
 	}
-	return nil
+	if !ok {
+		r = request{}
+	}
+	return r, nil
 }
 
 // timely says whether the answer to a write shows what its anchor claims. One that
@@ -487,7 +617,7 @@ func isWrite(op int32) bool {
 	return isCreate(op) || op == opDelete || op == opSetData || op == opSetACL || op == opMulti || op == opReconfig
 }
 
-// opName gives the names that the metrics use (design section 8).
+// opName gives the names that the metrics use.
 func opName(op int32) string {
 	switch op {
 	case opCreate, opCreate2, opCreateContainer, opCreateTTL:

@@ -110,6 +110,8 @@ func (b *bench) Touch(_ *Conn, sent, answered time.Time) {
 }
 func (b *bench) Proof(_ *Conn, anchor time.Time)        { b.notef("proof %s", sec(anchor)) }
 func (b *bench) Created(path string, zxid int64)        { b.notef("created %s %#x", path, zxid) }
+func (b *bench) Plain(path string)                      { b.notef("plain %s", path) }
+func (b *bench) Sent(path string)                       { b.notef("sent %s", path) }
 func (b *bench) WatchEvent()                            { b.notef("watch") }
 func (b *bench) Answered(op string, took time.Duration) { b.notef("answered %s %v", op, took) }
 func (b *bench) Expired(*Conn)                          { b.notef("expired") }
@@ -364,7 +366,7 @@ func TestSessionErrorsTouchNothing(t *testing.T) {
 	b := newBench(t).open()
 	b.send(requestFrame(1, opCreate, str("/a")))
 	b.answer(replyFrame(1, 5, codeSessionExpired))
-	b.want("-112", "answered create 0s, expired")
+	b.want("-112", "sent /a, answered create 0s, expired")
 
 	b.send(requestFrame(2, opGetData, str("/a")))
 	b.raw.push(replyFrame(2, 5, codeSessionMoved))
