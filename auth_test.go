@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/go-zklock/zklock/zktest"
 )
 
 // open makes nodes as somebody else, with an ACL of their own.
@@ -165,7 +167,7 @@ func TestCredentialsRefused(t *testing.T) {
 		t := b.t
 		start := time.Now()
 		c, err := Connect(t.Context(), Config{
-			Servers: []string{b.srv.Addr()}, Dial: b.srv.Dial, Clock: virtualClock{}, Auth: []Auth{{"sasl", []byte("x")}},
+			Servers: []string{b.srv.Addr()}, Dial: b.srv.Dial, Clock: zktest.Clock{}, Auth: []Auth{{"sasl", []byte("x")}},
 		})
 		wantErr(t, err, ErrAuthFailed, `"sasl"`, "-115")
 		if c != nil {

@@ -128,7 +128,7 @@ func TestConnectToAPeerThatDoesNotAnswer(t *testing.T) {
 			inBubble(t, func(b *bundle) {
 				t := b.t
 				took, err := connectError(t, Config{
-					Servers: []string{"zk1"}, Clock: virtualClock{}, Seed: 1, Dial: peer(tc.serve),
+					Servers: []string{"zk1"}, Clock: zktest.Clock{}, Seed: 1, Dial: peer(tc.serve),
 					SessionTimeout: 3 * time.Second, DialTimeout: 500 * time.Millisecond,
 				})
 				wantErr(t, err, context.DeadlineExceeded, append(tc.parts, "server zk1:2181", "session timeout of 3s")...)
@@ -438,4 +438,62 @@ func TestRequestsOverMaxBuffer(t *testing.T) {
 		}
 		b.release(l)
 	}, func(cfg *zktest.Config) { cfg.JuteMaxBuffer = limit })
+}
+
+// A listing that is larger than what is taken refuses the calls that need it, and says
+// so. The connection and the other locks on it notice nothing, and nothing is asked for
+// again.
+func TestReplyOverTheLimit(t *testing.T) {
+	const limit = 4096
+	inBubble(t, func(b *bundle) {
+		t := b.t
+		for _, p := range []string{"/dedup", "/dedup/big"} {
+			must(t, b.srv.Create(p, nil))
+		}
+		for i := range 100 {
+			must(t, b.srv.Create(fmt.Sprintf("/dedup/big/_c_00000000-0000-0000-0000-%012d-lock-%010d", i, i), nil))
+		}
+		must(t, b.srv.SetSequence("/dedup/big", 100))
+		c := b.connect()
+		c.mu.Lock()
+		c.replies = limit
+		c.mu.Unlock()
+		b.srv.CutConnections() // the next connection takes no more
+		time.Sleep(time.Second)
+		states := logStates(c)
+		other := b.acquire(b.mutex(c, "/dedup/other"))
+		conn, connections := c.session().ready(), b.srv.Connections()
+		time.Sleep(ownWatchDelay + roundTrip)
+
+		big := b.mutex(c, "/dedup/big")
+		for _, tc := range []struct {
+			name string
+			call func(ctx context.Context) error
+		}{
+			{"Acquire", func(ctx context.Context) error { _, err := big.Acquire(ctx); return err }},
+			{"TryAcquire", func(ctx context.Context) error { _, err := big.TryAcquire(ctx); return err }},
+			{"Participants", func(ctx context.Context) error { _, err := big.Participants(ctx); return err }},
+		} {
+			b.srv.Ops().Reset()
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			err := tc.call(ctx)
+			cancel()
+			if err == nil || !strings.Contains(err.Error(), "the reply is too large: it has ") || !strings.Contains(err.Error(), "bytes, the limit is 4096") {
+				t.Errorf("%s: %v", tc.name, err)
+			}
+			time.Sleep(time.Minute)
+			if n := b.srv.Ops().Count(zktest.OpGetChildren, zktest.OpGetChildren2); n != 1 {
+				t.Errorf("%s: %d listings, want one", tc.name, n)
+			}
+			if n := len(b.nodes("/dedup/big")); n != 100 {
+				t.Errorf("%s: %d nodes, want the 100 of others", tc.name, n)
+			}
+		}
+		if c.session().ready() != conn || b.srv.Connections() != connections || states.count(Suspended) != 0 {
+			t.Errorf("%d connections, %d before; states %v", b.srv.Connections(), connections, states)
+		}
+		must(t, other.Verify(t.Context()))
+		b.release(other)
+		b.release(b.acquire(b.mutex(c, "/dedup/small")))
+	})
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/go-zklock/zklock/zktest"
 )
 
 // F24: waiters are told at once, whatever they wait for; holders lose; the nodes go;
@@ -193,7 +195,7 @@ func TestCloseDuringConnect(t *testing.T) {
 		cause := errors.New("not today")
 		time.AfterFunc(time.Second, func() { cancel(cause) })
 		start := time.Now()
-		_, err := Connect(ctx, Config{Servers: []string{b.srv.Addr()}, Dial: b.srv.Dial, Clock: virtualClock{}, Seed: 3})
+		_, err := Connect(ctx, Config{Servers: []string{b.srv.Addr()}, Dial: b.srv.Dial, Clock: zktest.Clock{}, Seed: 3})
 		wantErr(t, err, cause, "server "+b.srv.Addr(), "refused")
 		if d := time.Since(start); d < time.Second || d > 2*time.Second+100*time.Millisecond {
 			t.Errorf("Connect returned after %v", d)
@@ -212,7 +214,7 @@ func TestDialThatIgnoresItsContext(t *testing.T) {
 			return nil, errors.New("too late")
 		}
 		took, err := connectError(t, Config{
-			Servers: []string{"zk1"}, Dial: stuck, Clock: virtualClock{}, SessionTimeout: 2 * time.Second, DialTimeout: 500 * time.Millisecond,
+			Servers: []string{"zk1"}, Dial: stuck, Clock: zktest.Clock{}, SessionTimeout: 2 * time.Second, DialTimeout: 500 * time.Millisecond,
 		})
 		wantErr(t, err, context.DeadlineExceeded, "server zk1:2181", "no connection within 500ms")
 		if took > 3*time.Second {

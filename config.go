@@ -36,7 +36,7 @@ type Config struct {
 
 	// TickTime is the ensemble's tickTime. A follower reports to the leader which
 	// sessions it has heard from every half tick, so the trust deadline needs it
-	// (design section 4). A set value is used as it is; set twice the tick behind
+	// (see the package comment). A set value is used as it is; set twice the tick behind
 	// observer masters. A value that is smaller than the ensemble's makes the lock
 	// unsafe. Default: the smaller of 3 s and half the granted session timeout,
 	// which is safe for every ensemble whose tick is at most 3 s.
@@ -44,7 +44,9 @@ type Config struct {
 
 	// Clock is what trust deadlines are measured on. It must go on while the
 	// system is suspended and never go back. Default: CLOCK_BOOTTIME on Linux, the
-	// monotonic clock elsewhere.
+	// monotonic clock elsewhere. That clock is real also in a bubble of
+	// testing/synctest, where a lease would be lost far too late in virtual time: give
+	// one there whose Now is time.Now.
 	Clock Clock
 
 	// Root is the prefix that metrics carry as a label and that tools start from.
@@ -84,14 +86,16 @@ type Config struct {
 	// most 1 KiB. Default: host name and process id, "worker7-4711".
 	Identifier string
 
-	// Seed makes the order of servers and all jitter repeatable. Default: random.
+	// Seed makes the order in which servers are tried repeatable, for instance to repeat
+	// an incident with a chosen server first, or a test in virtual time. Processes that
+	// share one would all crowd the same server. Default: random, for every client.
 	Seed uint64
 
 	// Logger gets every lock transition at level Info or Warn and every request
 	// that failed at Debug. Default: nothing is logged.
 	Logger *slog.Logger
 
-	// Registerer gets the metrics of design section 8. Clients that share one share
+	// Registerer gets the metrics, which the README lists. Clients that share one share
 	// the collectors. With a Registerer the ensemble's size is polled every 5 s.
 	// Default: no metrics.
 	Registerer prometheus.Registerer
@@ -109,8 +113,9 @@ type TrustMode int
 const (
 	// TrustQuorum takes only committed writes for proofs, each dated back to what
 	// the leader must have heard by then. It costs one small quorum transaction every
-	// sixth of the session timeout while a lease is held, and is safe also when the
-	// holder's server is cut off from the quorum and still answers.
+	// sixth of the session timeout while a lease is held, and a sync, which writes
+	// nothing, while none is. It is safe also when the holder's server is cut off from
+	// the quorum and still answers.
 	TrustQuorum TrustMode = iota
 	// TrustConnection takes every answered request for a proof. It costs nothing
 	// and is safe when the client is cut off from its server. It is not safe when

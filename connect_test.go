@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/go-zklock/zklock/zktest"
 )
 
 func TestChroot(t *testing.T) {
@@ -163,7 +165,7 @@ func TestTLS(t *testing.T) {
 		must(t, c.Close())
 
 		// The name that was dialled is the one that is verified.
-		cfg := Config{Clock: virtualClock{}, Seed: 1}
+		cfg := Config{Clock: zktest.Clock{}, Seed: 1}
 		overTLS(&cfg)
 		cfg.Servers = []string{"zk2.example.org:2281"}
 		_, err := connectError(t, cfg)

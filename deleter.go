@@ -3,10 +3,13 @@ package zklock
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
 	"github.com/go-zookeeper/zk"
+
+	"github.com/go-zklock/zklock/internal/claim"
 )
 
 // deletion is a lock node that has to go. The background deleter works on it until
@@ -24,6 +27,11 @@ type deletion struct {
 	// by then. The client goes on trying.
 	refused chan struct{}
 	refusal error
+
+	ticket *ticket    // of the hold; the third behind it gets its node with the delete. May be nil
+	step   claim.Step // what to do instead of deleting path; nil: delete it
+	after  func()     // runs before done is closed, and before a wait for Close; nil: nothing
+	once   sync.Once  // of after
 }
 
 func newDeletion(s *session, path string) *deletion {
@@ -31,8 +39,16 @@ func newDeletion(s *session, path string) *deletion {
 }
 
 func (d *deletion) finish(err error) {
+	d.leave()
 	d.err = err
 	close(d.done)
+}
+
+// leave does what comes after the deletion, or after the hope for it.
+func (d *deletion) leave() {
+	if d.after != nil {
+		d.once.Do(d.after)
+	}
 }
 
 // startDeletion sends the delete at once if it can be sent, and keeps at it in the
@@ -40,10 +56,38 @@ func (d *deletion) finish(err error) {
 func (c *Client) startDeletion(d *deletion) {
 	c.met.pending(1)
 	c.tasks.run(func() {
-		err := c.delete(d)
+		do := c.delete
+		if d.step != nil {
+			do = c.carryOut
+		}
+		err := do(d)
 		c.met.pending(-1)
 		d.finish(err)
 	})
+}
+
+// carryOut tries the step of a deletion until it is done. Unlike a delete, a step has
+// something to find out also when the session that made the node is over.
+func (c *Client) carryOut(d *deletion) error {
+	pause := newBackoff(c.SessionTimeout())
+	for {
+		s, err := c.liveUntilClosed()
+		if err != nil {
+			d.leave() // Close waits for what is pinned
+			<-c.ended
+			return err
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), c.deleteTimeout())
+		done := d.step(ctx, claimSession{s})
+		cancel()
+		if done {
+			if d.path != "" {
+				d.s.nodesOwned(-1)
+			}
+			return nil
+		}
+		c.pause(pause.NextBackOff())
+	}
 }
 
 // deleteTimeout bounds one delete request; an unanswered one is sent again.
@@ -63,10 +107,24 @@ func (c *Client) delete(d *deletion) error {
 			}
 			return err
 		}
+		// The next in this process need not wait for the answer: what it sends from here
+		// on comes after the delete, also at the ensemble.
+		var j *joining
+		if s == d.s {
+			s.onSent(d.path, d.leave)
+			if tries == 0 && d.ticket != nil {
+				j = d.ticket.third(s)
+			}
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), c.deleteTimeout())
-		_, err = call(ctx, s, func(conn *zk.Conn) (struct{}, error) { return struct{}{}, conn.Delete(d.path, -1) })
+		err = c.remove(ctx, s, d.path, j)
 		cancel()
+		s.onSent(d.path, nil)
 		switch {
+		case errors.Is(err, errJoinRefused):
+			d.ticket = nil // by itself
+			tries--
+			continue
 		case err == nil:
 			d.s.nodesOwned(-1)
 			return nil
@@ -93,6 +151,56 @@ func (c *Client) delete(d *deletion) error {
 			return nil
 		}
 	}
+}
+
+// errJoinRefused: nothing was deleted, because the create beside it was refused, or both
+// together are larger than a request may be.
+var errJoinRefused = errors.New("the create that went along was refused")
+
+// remove deletes a node on session s, and carries out j in the same transaction.
+func (c *Client) remove(ctx context.Context, s *session, path string, j *joining) error {
+	if j == nil {
+		_, err := call(ctx, s, func(conn *zk.Conn) (struct{}, error) { return struct{}{}, conn.Delete(path, -1) })
+		return err
+	}
+	s.expectIn(j.box, j.create.Path)
+	results, err := call(ctx, s, func(conn *zk.Conn) ([]zk.MultiResponse, error) {
+		results, err := conn.Multi(&zk.DeleteRequest{Path: path, Version: -1}, j.create)
+		s.unexpect(j.create.Path)
+		j.answer <- joinedBy(results, err)
+		return results, err
+	})
+	if errors.Is(err, errNotSent) {
+		s.unexpect(j.create.Path)
+		j.answer <- made{err: errAbsent}
+		return err
+	}
+	op, err := claim.FailedOp(results, err)
+	if op == 1 || errors.Is(err, zk.ErrShortBuffer) {
+		return errJoinRefused
+	}
+	return err
+}
+
+// joinedBy is what the answer to the transaction of remove says of its create.
+func joinedBy(results []zk.MultiResponse, err error) made {
+	op, opErr := claim.FailedOp(results, err)
+	switch {
+	case err == nil:
+		return secondOf(results)
+	case op == 0, errors.Is(opErr, zk.ErrShortBuffer):
+		return made{err: errAbsent}
+	default:
+		return made{err: opErr}
+	}
+}
+
+// secondOf is the node that the second operation of a transaction made.
+func secondOf(results []zk.MultiResponse) made {
+	if len(results) < 2 { // it is looked for, then
+		return made{err: errors.New("the answer to a transaction has too few results")}
+	}
+	return made{path: results[1].String}
 }
 
 // liveUntilClosed waits for a live session for as long as the client is open.
@@ -163,13 +271,18 @@ func (c *Client) abandon(s *session, dir, id string, answer <-chan made) {
 				d := newDeletion(s, m.path)
 				_ = c.delete(d)
 				return
-			} else if answered(m.err) {
+			} else if answered(m.err) || errors.Is(m.err, errAbsent) || errors.Is(m.err, errParents) {
 				c.forgive(id)
 				return
 			}
 		}
 		c.hunt(s, dir, id)
 	})
+}
+
+// abandonJoining does so for a create that goes along with a delete.
+func (c *Client) abandonJoining(dir string, j *joining) {
+	c.abandon(j.s, dir, j.id, j.answer)
 }
 
 // hunt looks for the node of an abandoned create until it is found and deleted, or

@@ -43,22 +43,32 @@
 //	D = sent(anchor) + T − T/100
 //
 // where the anchor is a request that was answered at least one tick (Config.TickTime)
-// before a write was sent that the ensemble has committed since. Two facts are
-// behind it. A follower tells the leader every half tick which sessions it has heard
-// from, and nothing else does: a write that it forwards does not count as hearing. And
-// a server that is cut off from the others goes on answering pings and reads for up
-// to syncLimit ticks, but commits no write. So the commit shows that the server was
-// part of the quorum after it had reported the anchor. One percent is for clocks
-// that run at different speeds. A commit that took longer than a tick is no proof:
-// a leader that was stopped goes on with what piled up before its followers report.
+// before a write was sent that the ensemble has committed since. Three facts are
+// behind it. A follower tells the leader which sessions it has heard from when the
+// leader asks, every half tick while that runs, and nothing else does: a write that it
+// forwards does not count as hearing. A server that is cut off from the others goes on
+// answering pings and reads for up to syncLimit ticks, but commits no write; so the
+// commit shows that the server was part of the quorum after it had reported the anchor.
+// And a leader that was stopped goes on with the requests that piled up before it hears
+// what its followers have to report. So two more things are asked for. Between the
+// anchor and the write, the leader has answered another request, a write or a sync, that
+// was sent at least three quarters of a tick after the anchor was answered: it ran when
+// the report was due. And a commit that took longer than a tick is no proof. One percent
+// is for clocks that run at different speeds.
 //
 // While something is held, a proof goes out every H = T/6: one transaction of check
 // operations on the nodes held, which changes nothing and fires no watch. It costs
-// about as much as a setData. While nothing is held, a ping goes out every H, so that
-// a first lease finds a fresh anchor. A proof that is unanswered when the next one is
-// due suspends; one that is unanswered for 2H closes the connection, so that the
-// client moves to another server and often keeps its leases. With a short T, where
-// the leases would not last until then, the connection is closed after H already.
+// about as much as a setData. While nothing is held, a sync goes out every H, which the
+// leader answers and which writes nothing, so that a first lease finds a fresh anchor.
+// Halfway between them goes a ping, or a sync if something is held and T is 12 ticks or
+// more. A proof or sync that is unanswered when the next one is due suspends; one that
+// is unanswered for 2H closes the connection, so that the client moves to another server
+// and often keeps its leases or its places in line. With a short T, where the leases
+// would not last until then, the connection is closed after H already.
+//
+// A tick here is what Config.TickTime says. The longer T is in ticks, the further ahead
+// the deadline of a healthy holder stays: at least 0.1 T with 2 ticks, the shortest that
+// servers grant, 0.3 T with 3 and 0.4 T from 6 on.
 //
 // # What is promised
 //
@@ -101,11 +111,11 @@
 //     arrives. Only the token, or Verify, helps there.
 //   - The clock that counts suspend is CLOCK_BOOTTIME, on Linux. Elsewhere the
 //     monotonic clock is used, which may stand still while the system sleeps.
-//   - The trust window takes it that a leader which commits writes also asks its
-//     followers for their reports every half tick. One that was stopped for longer and
-//     goes on may commit a write a moment before it asks; if the holder's server is cut
-//     off from it in that very moment, the deadline can be late by as long as the leader
-//     was stopped.
+//   - The trust window takes it that a leader which goes on after a stop asks its
+//     followers for their overdue reports within a hundredth of a tick of answering a
+//     request. One that is stopped again within that time, before it has asked, and goes
+//     on and commits a write before it asks then, can make the deadline late by as long
+//     as it was stopped, if the holder's server is cut off from it in that very moment.
 //   - With TrustConnection, S2 does not hold while the holder's server is cut off from
 //     the quorum.
 //   - Order is that of the sequence numbers, not of the calls: two processes that
@@ -129,7 +139,9 @@
 //
 //   - Connection lost for less than the trust window: Suspended, then Held again
 //     after a proof, with the same node and token. Waiters keep their place.
-//   - Connection lost for longer, or the server cut off: Lost with TrustExpired. The
+//   - The server cut off from the others: Suspended within 2H and on another server
+//     within 3H, if there is one. Waiters move too.
+//   - Connection lost for longer, or no other server: Lost with TrustExpired. The
 //     client opens a new session, waiters queue again.
 //   - Session expired or replaced by the ensemble: Lost with SessionExpired or
 //     SessionReplaced.
@@ -142,15 +154,21 @@
 //
 // # Cost
 //
+// A client sends one proof every H while it holds anything, however much that is, one
+// sync every H while it holds nothing, and a ping or sync halfway.
+//
 // An uncontended acquire and release on a path used in the last minute are two
 // writes and one read, and one more read (the watch on the own node) if the lease is
-// held for 50 ms or longer. A fresh path costs one write more and a look at what
-// exists. TryAcquire on a held path costs one read. A release wakes exactly one
-// waiter. Goroutines of one process that wait for one path have at most two nodes
-// between them, and take about 5 KiB of memory each, their stacks included. A queue of
+// held for 50 ms or longer. A fresh path costs a look at what exists, and no write
+// more: it is made together with the first node in it. TryAcquire on a held path costs
+// one read. A release wakes exactly one waiter. Goroutines of one process that wait for
+// one path have at most two nodes between them, and take about 5 KiB of memory each,
+// their stacks included. While three or more of them are there, a hand-over is one write
+// and one read: the next but one gets its node in the transaction that deletes the
+// holder's. A queue of
 // 20,000 nodes is listed in one reply of 1.3 MB, which is read whole: jute.maxbuffer
 // limits what a client sends. A request over Config.MaxBuffer is refused before it is
-// sent.
+// sent; of a reply over 256 MB only the size is kept, and the call that needs it fails.
 //
 // # Other clients
 //

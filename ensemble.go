@@ -17,10 +17,21 @@ const (
 )
 
 func (c *Client) pollEnsemble() {
+	defer c.met.ensemble(-1, -1) // nobody looks any more
+	configured := -1
 	for {
-		ctx, cancel := context.WithTimeout(context.Background(), pollInterval)
-		c.met.ensemble(c.ensembleSizes(ctx))
+		ctx, cancel := context.WithTimeout(context.Background(), pollInterval/2)
+		var modes []string
+		var wg sync.WaitGroup
+		wg.Go(func() { modes = c.serverModes(ctx) })
+		// Without a quorum the configuration cannot be read, and that is when the sizes
+		// matter most: then it is what it was before.
+		if n := c.votersConfigured(ctx); n >= 0 {
+			configured = n
+		}
+		wg.Wait()
 		cancel()
+		c.met.ensemble(ensembleSizes(configured, modes))
 		if !c.pause(pollInterval) {
 			return
 		}
@@ -30,9 +41,8 @@ func (c *Client) pollEnsemble() {
 // ensembleSizes returns how many servers vote by configuration, and how many of
 // them are in the quorum now; -1 for what cannot be known. Servers are counted in the
 // quorum by their own word (srvr), so all of them have to be among Config.Servers.
-func (c *Client) ensembleSizes(ctx context.Context) (size, quorum int) {
-	size = c.votersConfigured(ctx)
-	modes := c.serverModes(ctx)
+// configured is -1 for a server that has no configuration: one that stands alone.
+func ensembleSizes(configured int, modes []string) (size, quorum int) {
 	voting, answered := 0, 0
 	for _, mode := range modes {
 		switch mode {
@@ -50,10 +60,10 @@ func (c *Client) ensembleSizes(ctx context.Context) (size, quorum int) {
 			answered++ // it says so itself, or nobody is there
 		}
 	}
-	if size < 0 || answered < len(modes) || len(modes) < size {
-		return size, -1
+	if configured < 0 || answered < len(modes) || len(modes) < configured {
+		return configured, -1
 	}
-	return size, voting
+	return configured, voting
 }
 
 // votersConfigured counts the participants in the dynamic configuration.
@@ -99,7 +109,7 @@ func (c *Client) serverModes(ctx context.Context) []string {
 }
 
 func (c *Client) serverMode(ctx context.Context, addr string) string {
-	ctx, cancel := context.WithTimeout(ctx, min(c.cfg.DialTimeout, pollInterval/2))
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.DialTimeout)
 	defer cancel()
 	conn, err := c.cfg.dialRaw(ctx, "tcp", addr)
 	if err != nil {

@@ -2,6 +2,7 @@ package zklock
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -49,7 +50,7 @@ func TestEnsembleSizes(t *testing.T) {
 		e := zktest.NewEnsemble(t, 3, func(c *zktest.Config) { c.Latency = time.Millisecond })
 		reg := prometheus.NewRegistry()
 		connect := func(servers []string, reg *prometheus.Registry) *Client {
-			c, err := Connect(t.Context(), Config{Servers: servers, Dial: e.Dial, Clock: virtualClock{}, Seed: 1, Registerer: reg})
+			c, err := Connect(t.Context(), Config{Servers: servers, Dial: e.Dial, Clock: zktest.Clock{}, Seed: 1, Registerer: reg})
 			must(t, err)
 			t.Cleanup(func() { _ = c.Close() })
 			return c
@@ -74,7 +75,34 @@ func TestEnsembleSizes(t *testing.T) {
 	})
 }
 
-// What may not be read is absent, not wrong: no zero, and no number from before.
+// Without a quorum nobody can read the configuration, and that is when the sizes are
+// looked at.
+func TestSizesWithoutAQuorum(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := zktest.NewEnsemble(t, 3, func(c *zktest.Config) { c.Latency = time.Millisecond })
+		reg := prometheus.NewRegistry()
+		c, err := Connect(t.Context(), Config{Servers: e.Addrs(), Dial: e.Dial, Clock: zktest.Clock{}, Seed: 1, Registerer: reg})
+		must(t, err)
+		defer func() { must(t, c.Close()) }()
+		time.Sleep(6 * time.Second)
+		wantSizes(t, reg, "three servers", 3, 3)
+		for i, s := range e.Servers() {
+			s.Stop()
+			if i > 0 { // one of three is no quorum
+				time.Sleep(30 * time.Second)
+				wantSizes(t, reg, fmt.Sprintf("%d stopped", i+1), 3, 0)
+			}
+		}
+		for _, s := range e.Servers() {
+			s.Restart()
+		}
+		time.Sleep(30 * time.Second)
+		wantSizes(t, reg, "back again", 3, 3)
+	})
+}
+
+// What may not be read is absent, not wrong: no zero, and no number from before. (A
+// configuration stays what it was: TestSizesWithoutAQuorum.)
 func TestSizesWhereNothingMayBeRead(t *testing.T) {
 	inBubble(t, func(b *bundle) {
 		t := b.t
@@ -90,6 +118,7 @@ func TestSizesWhereNothingMayBeRead(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		wantSizes(t, reg, "back again", 1, 1)
 		must(t, c.Close())
+		wantSizes(t, reg, "closed", -1, -1)
 	})
 }
 
@@ -134,7 +163,7 @@ func TestSizesWithoutFourLetterWords(t *testing.T) {
 		e := zktest.NewEnsemble(t, 3)
 		reg := prometheus.NewRegistry()
 		c, err := Connect(t.Context(), Config{
-			Servers: e.Addrs(), Dial: withoutWords(e.Dial), Clock: virtualClock{}, Seed: 1, Registerer: reg,
+			Servers: e.Addrs(), Dial: withoutWords(e.Dial), Clock: zktest.Clock{}, Seed: 1, Registerer: reg,
 		})
 		must(t, err)
 		defer func() { must(t, c.Close()) }()

@@ -118,8 +118,7 @@ func shorten(value string) string {
 
 // answered says whether err is a definite answer to a request: the ensemble's, or a
 // refusal of the library to send it. Any other error leaves open whether the request
-// was carried out: the connection may have gone after the server applied it (design
-// section 4).
+// was carried out: the connection may have gone after the server applied it.
 func answered(err error) bool {
 	for _, definite := range []error{
 		nil, zk.ErrNoNode, zk.ErrNodeExists, zk.ErrNoAuth, zk.ErrBadVersion, zk.ErrNotEmpty,
@@ -141,8 +140,12 @@ func unknownCode(err error) bool {
 			return true
 		}
 	}
-	return err != nil && strings.Contains(err.Error(), "unknown error: ")
+	return err != nil && (errors.Is(err, errOversize) || strings.Contains(err.Error(), "unknown error: "))
 }
+
+// errOversize is an answer that was not taken. Sent again, the request would get the
+// same.
+var errOversize = errors.New("the reply is too large")
 
 // errNotSent marks requests that were given up before they were handed to the
 // client library.

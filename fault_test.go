@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -461,5 +462,52 @@ func TestTryAcquireGoesOnWithTheNextSession(t *testing.T) {
 			t.Error("the session was not lost")
 		}
 		b.release(l)
+	})
+}
+
+// slowClock keeps whoever asks for the time first once a session is over waiting until
+// goOn is closed. That is the one who makes the next session.
+type slowClock struct {
+	session atomic.Pointer[session]
+	asked   chan struct{}
+	goOn    chan struct{}
+	used    atomic.Bool
+}
+
+func (c *slowClock) Now() time.Time {
+	if s := c.session.Load(); s != nil {
+		select {
+		case <-s.dead:
+			if c.used.CompareAndSwap(false, true) { // the others must not wait
+				close(c.asked)
+				<-c.goOn
+			}
+		default:
+		}
+	}
+	return time.Now()
+}
+
+// The wait ends between the loss of a session and the next session: its reason is that of
+// ctx, as always, and the loss is named beside it.
+func TestAcquireThatEndsBetweenTwoSessionsSaysWhy(t *testing.T) {
+	inBubble(t, func(b *bundle) {
+		t := b.t
+		clock := &slowClock{asked: make(chan struct{}), goOn: make(chan struct{})}
+		c := b.connect(func(cfg *Config) { cfg.Clock = clock })
+		b.acquire(b.mutex(b.connect(), "/dedup/a"))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		waiter := acquireAsync(ctx, b.mutex(c, "/dedup/a"))
+		b.awaitNodes("/dedup/a", 2)
+		clock.session.Store(c.session())
+		b.srv.Expire(c.session().sessionID())
+		<-clock.asked
+		cancel()
+		r := within(t, time.Second, waiter, "the end of the wait")
+		close(clock.goOn)
+		if !errors.Is(r.err, ErrNotAcquired) || !errors.Is(r.err, context.Canceled) || !strings.Contains(fmt.Sprint(r.err), "the session is over") {
+			t.Errorf("%v, want the end of the context and the loss", r.err)
+		}
 	})
 }

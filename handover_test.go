@@ -20,17 +20,17 @@ func TestParentReapedBeforeTheCreateIsMadeAgain(t *testing.T) {
 		m := b.mutex(b.connect(), "/dedup/a")
 		b.release(b.acquire(m))
 		var last Token
-		for i := range 200 {
+		for i := range often(10_000) {
 			reap := b.srv.Inject(zktest.Before(func() {
 				if err := b.srv.Reap("/dedup/a"); err != nil {
 					t.Errorf("round %d: reap: %v", i, err)
 				}
-			}, zktest.OpCreate).Times(1 + i%3))
+			}, zktest.OpCreate))
 			l, err := m.Acquire(t.Context())
 			if err != nil {
 				t.Fatalf("round %d: %v", i, err)
 			}
-			if reap.Hits() != 1+i%3 {
+			if reap.Hits() != 1 {
 				t.Errorf("round %d: reaped %d times", i, reap.Hits())
 			}
 			reap.Heal()
@@ -67,6 +67,57 @@ func TestParentReapedWhileEverybodyIsAwayIsMadeAgain(t *testing.T) {
 			}
 		}
 		b.release(b.acquire(m))
+	})
+}
+
+// The next in a process lists the queue behind the delete of the one before it, on the
+// same connection, and does not wait for the answer in between.
+func TestHandOverInOneProcessTakesOneRoundTrip(t *testing.T) {
+	inBubble(t, func(b *bundle) {
+		t := b.t
+		m := b.mutex(b.connect(), "/dedup/a")
+		l := b.acquire(m)
+		var line []<-chan result
+		for range 20 {
+			line = append(line, acquireAsync(t.Context(), m))
+			synctest.Wait() // in this order
+		}
+		time.Sleep(roundTrip) // the next has its node
+		for i, next := range line {
+			start := time.Now()
+			b.release(l)
+			l = granted(t, time.Second, next, fmt.Sprint("waiter ", i))
+			if took := time.Since(start); took != roundTrip {
+				t.Errorf("waiter %d: granted %v after the release, want one round trip", i, took)
+			}
+			if n := len(b.nodes("/dedup/a")); n > 2 {
+				t.Errorf("waiter %d: %d nodes, want at most 2", i, n)
+			}
+		}
+		b.release(l)
+	})
+}
+
+// A delete that is lost on its way: whoever comes next finds the node listed and waits
+// for it.
+func TestHandOverInOneProcessWhenTheDeleteIsLost(t *testing.T) {
+	inBubble(t, func(b *bundle) {
+		t := b.t
+		m := b.mutex(b.connect(), "/dedup/a")
+		l := b.acquire(m)
+		next := acquireAsync(t.Context(), m)
+		time.Sleep(time.Second)
+		b.srv.Inject(zktest.DropRequest(zktest.OpDelete))
+		released := make(chan error, 1)
+		go func() { released <- l.Release(t.Context()) }()
+		second := granted(t, time.Minute, next, "the next")
+		if err := <-released; err != nil {
+			t.Errorf("Release: %v", err)
+		}
+		if n := len(b.nodes("/dedup/a")); n != 1 {
+			t.Errorf("%d nodes when the next has the lock, want its own", n)
+		}
+		b.release(second)
 	})
 }
 
@@ -276,8 +327,10 @@ func TestSequenceThatWrapsKeepsTheOrder(t *testing.T) {
 	}, withHistory(&hist))
 }
 
+// F27: with no time to think in between.
 func TestThousandsOfHandOversLoseNoWakeUp(t *testing.T) {
-	const clients, each, rounds = 3, 2, 250
+	const clients, each = 4, 5
+	rounds := often(100_000) / (clients * each)
 	inBubble(t, func(b *bundle) {
 		t := b.t
 		var inside, runs int // under the lock: the race detector looks on
@@ -289,7 +342,7 @@ func TestThousandsOfHandOversLoseNoWakeUp(t *testing.T) {
 				wg.Go(func() {
 					for range rounds {
 						// Far longer than the whole test takes in virtual time.
-						ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+						ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 						l, err := m.Acquire(ctx)
 						cancel()
 						if err != nil {
@@ -404,5 +457,65 @@ func TestLineInAProcessFollowsTheOneAtTheEnsemble(t *testing.T) {
 			}
 			b.release(holder)
 		})
+	})
+}
+
+// mixed is a line of two callers of one process, with a caller of another between them at
+// the ensemble: the first of the two holds.
+func (b *bundle) mixed() (held *Lease, other, last <-chan result, otherGivesUp context.CancelFunc) {
+	b.t.Helper()
+	here, there := b.connect(pinned(b.srv, "here")), b.connect(pinned(b.srv, "there"))
+	m := b.mutex(here, "/dedup/a")
+	first := b.acquire(m)
+	second := acquireAsync(b.t.Context(), m)
+	b.awaitNodes("/dedup/a", 2)
+	ctx, cancel := context.WithCancel(b.t.Context())
+	other = acquireAsync(ctx, b.mutex(there, "/dedup/a"))
+	b.awaitNodes("/dedup/a", 3)
+	time.Sleep(3 * oneWay) // until the other hears of its node and watches
+	last = acquireAsync(b.t.Context(), m)
+	synctest.Wait()
+	b.release(first)
+	held = granted(b.t, roundTrip, second, "the second")
+	b.awaitNodes("/dedup/a", 3)
+	time.Sleep(2 * ownWatchDelay)
+	return held, other, last, cancel
+}
+
+// Whoever comes next in a process has been seen in the queue by the one before it, so it
+// need not list the queue to know whom to wait for.
+func TestNextInAProcessWaitsForWhomItWasSeenBehind(t *testing.T) {
+	inBubble(t, func(b *bundle) {
+		t := b.t
+		held, other, last, _ := b.mixed()
+		b.srv.Ops().Reset()
+		b.release(held)
+		l := granted(t, 2*roundTrip, other, "the other process")
+		time.Sleep(roundTrip)
+		notYet(t, last, "the last")
+		if got, want := requests(b.srv.Ops().Counts()), requests(zktest.Counts{ByOp: map[zktest.Op]int{
+			zktest.OpDelete: 1, zktest.OpGetChildren2: 1, zktest.OpGetData: 1, // the listing is the other's
+		}, WatchEvents: 2}); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+		b.release(l)
+		b.release(granted(t, 2*roundTrip, last, "the last"))
+		b.atRest("/dedup/a")
+	})
+}
+
+// Whom it was seen behind has gone meanwhile.
+func TestNextInAProcessWhoseNeighbourHasGone(t *testing.T) {
+	inBubble(t, func(b *bundle) {
+		t := b.t
+		held, other, last, giveUp := b.mixed()
+		giveUp()
+		if r := within(t, time.Nanosecond, other, "the other process"); !errors.Is(r.err, context.Canceled) {
+			t.Errorf("the other process: %+v", r)
+		}
+		b.awaitNodes("/dedup/a", 2)
+		b.release(held)
+		b.release(granted(t, 2*roundTrip, last, "the last"))
+		b.atRest("/dedup/a")
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -90,7 +91,8 @@ func (l *Lease) Await(ctx context.Context) error {
 	}
 }
 
-// Lost is closed when the lease is lost, and never after a Release.
+// Lost is closed when the lease is lost: before a Release, or by one that finds the node
+// gone.
 func (l *Lease) Lost() <-chan struct{} { return l.hold.lostC }
 
 // Err is nil while the lease is held or suspended, *LostError when it is lost and
@@ -199,7 +201,7 @@ func (l *Lease) Release(ctx context.Context) error {
 		}
 		return nil
 	}
-	d := h.giveUp()
+	d := h.giveUp(nil)
 	if lost != nil {
 		return lost
 	}
@@ -220,16 +222,27 @@ func (l *Lease) Release(ctx context.Context) error {
 		}
 	}
 	if d.missing {
-		err := &LostError{Path: h.node, Token: h.token, Reason: NodeDeleted, At: h.c.cfg.Clock.Now(), Err: zk.ErrNoNode}
-		h.mu.Lock()
-		l.lost = err
-		h.mu.Unlock()
-		return err
+		return l.foundGone()
 	}
 	if d.err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrPending, h.node, d.err)
 	}
 	return nil
+}
+
+// foundGone makes a lost lease of one whose Release was the first to notice that
+// somebody had deleted the node.
+func (l *Lease) foundGone() error {
+	h := l.hold
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.err == nil {
+		h.err = &LostError{Path: h.node, Token: h.token, Reason: NodeDeleted, At: h.c.cfg.Clock.Now(), Err: zk.ErrNoNode}
+		close(h.lostC)
+		h.c.met.lostAtRelease(NodeDeleted)
+	}
+	l.lost = h.err
+	return l.lost
 }
 
 // hold is one lock node that is ours, shared by the leases that entered it again.
@@ -319,7 +332,7 @@ func (h *hold) lose(reason Reason, cause error) (lost bool) {
 	h.c.met.lost(reason, h.c.cfg.Clock.Now().Sub(h.acquired))
 	h.c.logNode(h.s, h.node, h.token, "lost", err)
 	if reason == Revoked {
-		h.giveUp()
+		h.giveUp(nil)
 	}
 	return true
 }
@@ -335,14 +348,24 @@ func (h *hold) nodeGone() {
 	h.s.dropHold(h)
 }
 
-// giveUp has the node deleted: at once, or, while a function of Do runs under a
-// hold that was lost, once that function has returned.
-func (h *hold) giveUp() *deletion {
+// giveUp has the node deleted, by e if that is given: at once, or, while a function
+// of Do runs under a hold that was lost, once that function has returned.
+func (h *hold) giveUp(e *ending) *deletion {
 	h.mu.Lock()
 	d, first := h.given, h.given == nil
 	start := false
 	if first {
 		d = newDeletion(h.s, h.node)
+		d.ticket = h.ticket
+		if e != nil {
+			d.step = e.step
+		}
+		d.after = func() {
+			h.ticket.leave() // the next in this process
+			if e != nil && e.pinned {
+				h.unpin()
+			}
+		}
 		h.given = d
 		switch {
 		case h.err != nil && (h.err.Reason == NodeDeleted || h.err.Reason == SessionExpired):
@@ -408,6 +431,52 @@ func (h *hold) unpinned() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.free
+}
+
+// ownWatchDelay is how long a lease has to be held before a watch on its node is
+// worth a request.
+const ownWatchDelay = 50 * time.Millisecond
+
+// youngHolds are the holds that are too young for a watch of their own. Most end before
+// they are old enough, so they share one timer: to set one at every grant, and to have
+// it fire for nothing, costs more than anything else that a grant does here.
+type youngHolds struct {
+	mu    sync.Mutex
+	line  []youngHold // the oldest first
+	armed bool
+}
+
+type youngHold struct {
+	h   *hold
+	due time.Time
+}
+
+func (y *youngHolds) add(h *hold) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	y.line = append(y.line, youngHold{h, time.Now().Add(ownWatchDelay)})
+	if !y.armed {
+		y.armed = true
+		time.AfterFunc(ownWatchDelay, y.grow)
+	}
+}
+
+// grow lets those that are old enough watch their nodes.
+func (y *youngHolds) grow() {
+	now := time.Now()
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	n := 0
+	for n < len(y.line) && (!y.line[n].due.After(now) || !y.line[n].h.alive()) {
+		if h := y.line[n].h; h.alive() {
+			h.c.tasks.run(h.watchOwn)
+		}
+		n++
+	}
+	y.line = slices.Delete(y.line, 0, n)
+	if y.armed = len(y.line) > 0; y.armed {
+		time.AfterFunc(y.line[0].due.Sub(now), y.grow)
+	}
 }
 
 // watchOwn watches the own node, so that a deletion by somebody else is seen at

@@ -1,6 +1,7 @@
 package zklock
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,6 +27,7 @@ type InterProcessMutex struct {
 type mutexOptions struct {
 	identifier string
 	revocable  bool
+	inside     bool // the path is a record's: it is not made, and re-entry is an error
 }
 
 // MutexOption is an option of NewInterProcessMutex.
@@ -130,18 +132,16 @@ func (m *InterProcessMutex) Do(ctx context.Context, fn func(ctx context.Context,
 		_ = l.Release(ctx)
 		return err
 	}
-	fnCtx, cancel := context.WithCancelCause(context.WithValue(ctx, leaseKey{}, l.ctx.Value(leaseKey{})))
-	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
-
+	fnCtx, cancel := l.bind(ctx)
 	returned := false
 	defer func() {
 		if !returned { // fn panicked, or ended its goroutine
-			_ = m.endDo(ctx, l, stop, cancel)
+			_ = m.endDo(ctx, l, cancel)
 		}
 	}()
 	fnErr := fn(fnCtx, l)
 	returned = true
-	released := m.endDo(ctx, l, stop, cancel)
+	released := m.endDo(ctx, l, cancel)
 	var lost *LostError
 	if errors.As(released, &lost) {
 		return errors.Join(fnErr, lost)
@@ -151,19 +151,31 @@ func (m *InterProcessMutex) Do(ctx context.Context, fn func(ctx context.Context,
 	return fnErr
 }
 
+// bind derives the ctx of a function that runs under the lease: a child of ctx that
+// carries the lease, behind those that ctx carries, and ends with it. ctx need not be
+// the one that the lease was acquired with.
+func (l *Lease) bind(ctx context.Context) (context.Context, context.CancelFunc) {
+	parent, _ := ctx.Value(leaseKey{}).(*leaseLink)
+	bound, cancel := context.WithCancelCause(context.WithValue(ctx, leaseKey{}, &leaseLink{lease: l, parent: parent}))
+	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
+	return bound, func() {
+		stop()
+		cancel(ErrReleased)
+	}
+}
+
 // releaseGrace is how long Do waits for its release after its ctx has ended.
 const releaseGrace = 100 * time.Millisecond
 
 // endDo releases what Do acquired. It does not wait longer than the session lives, nor
 // longer than a moment once ctx is over.
-func (m *InterProcessMutex) endDo(ctx context.Context, l *Lease, stop func() bool, cancel context.CancelCauseFunc) error {
+func (m *InterProcessMutex) endDo(ctx context.Context, l *Lease, cancel context.CancelFunc) error {
 	l.hold.unpin()
 	wait, done := context.WithTimeout(context.WithoutCancel(ctx), m.c.SessionTimeout())
 	defer done()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(releaseGrace, done) })()
 	err := l.Release(wait)
-	stop()
-	cancel(ErrReleased)
+	cancel()
 	if errors.Is(err, ErrPending) {
 		m.c.log.Warn("zklock: the release is pending", "znode_path", l.Path(), "error", err)
 	}
@@ -177,8 +189,10 @@ func (m *InterProcessMutex) acquire(ctx context.Context, try bool, opts []Acquir
 			return nil, err
 		}
 	}
-	if l, err := m.reentrant(ctx); l != nil || err != nil {
-		return l, err
+	if !o.inside {
+		if l, err := m.reentrant(ctx); l != nil || err != nil {
+			return l, err
+		}
 	}
 	if ctx.Err() != nil {
 		return nil, notAcquired(context.Cause(ctx))
@@ -190,7 +204,7 @@ func (m *InterProcessMutex) acquire(ctx context.Context, try bool, opts []Acquir
 	m.c.met.waiting(1)
 	l, err := m.queueUp(ctx, try, o)
 	m.c.met.waiting(-1)
-	m.c.met.acquired(outcome(err), m.c.cfg.Clock.Now().Sub(start))
+	m.c.met.acquired(outcome(ctx, err), m.c.cfg.Clock.Now().Sub(start))
 	switch {
 	case err == nil:
 		return l, nil
@@ -211,19 +225,20 @@ var ended = func() context.Context {
 	return ctx
 }()
 
-// outcome is the label of zklock_acquire_seconds.
-func outcome(err error) string {
-	switch {
+// outcome is the label of zklock_acquire_seconds. The reason for the end of ctx is the
+// caller's to choose, so the error does not tell.
+func outcome(ctx context.Context, err error) string {
+	switch ended := ctx.Err(); {
 	case err == nil:
 		return "acquired"
 	case errors.Is(err, ErrHeld):
 		return "held"
-	case errors.Is(err, context.DeadlineExceeded):
-		return "timeout"
-	case errors.Is(err, context.Canceled):
-		return "canceled"
 	case errors.Is(err, ErrClosed):
 		return "closed"
+	case errors.Is(ended, context.DeadlineExceeded):
+		return "timeout"
+	case ended != nil:
+		return "canceled"
 	default:
 		return "error"
 	}
@@ -231,7 +246,8 @@ func outcome(err error) string {
 
 // queueUp stands in line in this process, and then at the ensemble.
 func (m *InterProcessMutex) queueUp(ctx context.Context, try bool, o mutexOptions) (l *Lease, err error) {
-	t := m.c.enqueue(m.full, try)
+	data := m.c.nodeData(o.identifier, time.Now())
+	t := m.c.enqueue(m.full, try, data)
 	if t == nil {
 		return nil, ErrHeld
 	}
@@ -243,7 +259,7 @@ func (m *InterProcessMutex) queueUp(ctx context.Context, try bool, o mutexOption
 	if err := m.c.await(ctx, t.node); err != nil {
 		return nil, err
 	}
-	a := &attempt{m: m, ticket: t, try: try, opts: o, since: time.Now()}
+	a := &attempt{m: m, ticket: t, try: try, opts: o}
 	return a.run(ctx)
 }
 
@@ -272,12 +288,23 @@ type identity struct {
 	Since time.Time `json:"since"`
 }
 
+// nodeData is the data of a lock node. All but the time is the same every time.
 func (c *Client) nodeData(id string, since time.Time) []byte {
-	data, err := json.Marshal(identity{ID: id, Host: c.cfg.host, PID: os.Getpid(), Since: since.UTC().Round(time.Millisecond)})
-	if err != nil {
-		return nil // strings, a number and a time: it cannot fail
+	head := c.head
+	if id != c.cfg.Identifier {
+		head = identityHead(id, c.cfg.host)
 	}
-	return data
+	data := make([]byte, 0, len(head)+len(`"`+time.RFC3339Nano+`"}`))
+	return append(since.UTC().Round(time.Millisecond).AppendFormat(append(data, head...), `"`+time.RFC3339Nano+`"`), '}')
+}
+
+// identityHead is an identity without its time, which is the last field.
+func identityHead(id, host string) []byte {
+	data, err := json.Marshal(identity{ID: id, Host: host, PID: os.Getpid()})
+	if err != nil {
+		return []byte(`{"since":`) // strings, a number and a time: it cannot fail
+	}
+	return data[:bytes.LastIndex(data, []byte(`"since":`))+len(`"since":`)]
 }
 
 // Participant is one contender for a lock: the holder, or one that waits.

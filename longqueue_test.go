@@ -93,7 +93,11 @@ func TestLongQueue(t *testing.T) {
 		return c.queues["/dedup/long"].line.Len() == callers+1
 	})
 	until(t, "the next in line has its node", func() bool { return len(srv.Children("/dedup/long")) == nodes+2 })
-	t.Logf("%d bytes a caller that waits", (memory()-before)/callers)
+	each := (memory() - before) / callers
+	t.Logf("%d bytes a caller that waits", each)
+	if most := uint64(8 << 10); each > most && !raceDetector { // doc.go says about 5 KiB
+		t.Errorf("a caller that waits takes %d bytes, more than %d", each, most)
+	}
 
 	// Its turn: now the next in line lists all and waits behind the last of the other
 	// client's.

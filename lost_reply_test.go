@@ -246,3 +246,16 @@ func TestRepliesLostWhileWaitingLeaveNoOrphan(t *testing.T) {
 		}
 	}
 }
+
+// A create that is lost time and again is given up in the end, and the error says that
+// and not that the parents are to blame.
+func TestCreateThatIsAlwaysLostSaysSo(t *testing.T) {
+	inBubble(t, func(b *bundle) {
+		t := b.t
+		m := b.mutex(b.connect(pinned(b.srv, "c")), "/dedup/a")
+		b.release(b.acquire(m))
+		b.srv.Inject(zktest.DropRequest(zktest.OpCreate).Client("c").Always())
+		_, err := m.Acquire(b.within(time.Hour))
+		wantErr(t, err, ErrNotAcquired, "/dedup/a", "20 times the create was lost", "0 times the parents")
+	})
+}

@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are the collectors of design section 8. A nil *metrics counts nothing.
+// metrics are the collectors that the README lists. A nil *metrics counts nothing.
 // No label is ever a key or a full path: prefix is Config.Root.
 type metrics struct {
 	prefix string
@@ -67,8 +67,8 @@ func newMetrics(reg prometheus.Registerer, prefix string) (*metrics, error) {
 		sessionExpired: counter("zk_session_expired_total", "ZooKeeper sessions lost, whoever found out first."),
 		watches:        counterVec("zk_watch_notifications_total", "Watch notifications received.", "prefix"),
 		ephemerals:     gaugeVec("zk_ephemeral_nodes_total", "Lock nodes that this process owns.", "prefix"),
-		ensembleSize:   gaugeVec("zk_ensemble_size", "Voting servers in the ensemble's configuration; absent where it cannot be read."),
-		quorumSize:     gaugeVec("zk_quorum_size", "Voting servers that take part in the quorum now; absent where not all can be asked."),
+		ensembleSize:   gaugeVec("zk_ensemble_size", "Voting servers in the ensemble's configuration, when it was last read; absent where it never could be."),
+		quorumSize:     gaugeVec("zk_quorum_size", "Voting servers that take part in the quorum now, as seen from here; absent where not all can be asked."),
 		latency:        histogramVec("zk_operation_latency_ms", "Time from request to reply, in milliseconds.", "op", latencyBuckets),
 		acquireSeconds: histogramVec("zklock_acquire_seconds", "Time in Acquire and TryAcquire by outcome.", "outcome", waitBuckets),
 		holdSeconds:    histogram("zklock_hold_seconds", "Time from grant to release or loss.", waitBuckets),
@@ -171,6 +171,13 @@ func (m *metrics) lost(r Reason, held time.Duration) {
 	if m != nil {
 		m.held.Dec()
 		m.holdSeconds.Observe(held.Seconds())
+		m.lostTotal.WithLabelValues(string(r)).Inc()
+	}
+}
+
+// lostAtRelease counts a loss that a release found out, which has counted the rest.
+func (m *metrics) lostAtRelease(r Reason) {
+	if m != nil {
 		m.lostTotal.WithLabelValues(string(r)).Inc()
 	}
 }

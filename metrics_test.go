@@ -63,7 +63,7 @@ func metered(reg *prometheus.Registry) func(*Config) {
 	return func(cfg *Config) { cfg.Registerer = reg }
 }
 
-// The names of design section 8, with kind and labels. A dashboard depends on each.
+// The names that the README lists, with kind and labels. A dashboard depends on each.
 func TestMetricNames(t *testing.T) {
 	inBubble(t, func(b *bundle) {
 		t := b.t
@@ -124,7 +124,7 @@ func TestMetricNames(t *testing.T) {
 		if g, w := strings.Join(got, "\n"), strings.Join(want, "\n"); g != w {
 			t.Errorf("metrics:\n%s\nwant:\n%s", g, w)
 		}
-		for op, n := range map[string]float64{"create": 3, "getChildren": 1, "exists": 2, "getData": 1, "delete": 1, "multi": 4} {
+		for op, n := range map[string]float64{"create": 1, "getChildren": 1, "exists": 2, "getData": 1, "delete": 1, "multi": 4} {
 			if v := sample(t, reg, `zk_operation_latency_ms{op="`+op+`"}`); v < n {
 				t.Errorf("%v requests of kind %s observed, want at least %v", v, op, n)
 			}
@@ -293,7 +293,7 @@ func records(t *testing.T, log string) (list []map[string]any) {
 	return list
 }
 
-// Every transition of design section 8 has its fields.
+// Every transition that the README names has its fields.
 func TestLogEvents(t *testing.T) {
 	inBubble(t, func(b *bundle) {
 		t := b.t
@@ -398,4 +398,33 @@ func TestMetricsOfForeignRequests(t *testing.T) {
 			t.Errorf("%v lock nodes owned", n)
 		}
 	}, zktest.WithTickTime(time.Second))
+}
+
+// The label tells how ctx ended, whatever cause its owner gives for it.
+func TestOutcomeOfACauseOfTheCallers(t *testing.T) {
+	inBubble(t, func(b *bundle) {
+		t := b.t
+		reg := prometheus.NewRegistry()
+		holder := b.acquire(b.mutex(b.connect(), "/dedup/a"))
+		m := b.mutex(b.connect(metered(reg)), "/dedup/a")
+		mine := errors.New("enough")
+
+		late, cancel := context.WithTimeoutCause(t.Context(), time.Second, mine)
+		defer cancel()
+		_, err := m.Acquire(late)
+		wantErr(t, err, mine)
+		ended, end := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Second, func() { end(mine) })
+		_, err = m.Acquire(ended)
+		wantErr(t, err, mine)
+		for outcome, want := range map[string]float64{"timeout": 1, "canceled": 1} {
+			if got := sample(t, reg, `zklock_acquire_seconds{outcome="`+outcome+`"}`); got != want {
+				t.Errorf("%s: %v, want %v", outcome, got, want)
+			}
+		}
+		if _, there := samples(t, reg)[`zklock_acquire_seconds{outcome="error"}`]; there {
+			t.Error("an error was counted")
+		}
+		b.release(holder)
+	})
 }

@@ -9,7 +9,7 @@ import (
 
 // Children of a lock path are named as Curator's InterProcessMutex names them,
 // `_c_<uuid>-lock-<sequence>`, so that services in other languages take turns with
-// ours (design section 7).
+// ours.
 const (
 	protectedPrefix = "_c_"
 	lockInfix       = "-lock-"
@@ -69,6 +69,11 @@ func allowedRune(r rune) bool {
 	}
 	return true
 }
+
+// ValidatePath says whether path can be a lock's: nil, or the error that
+// NewInterProcessMutex returns, which matches ErrInvalidPath. It is for programs that
+// check their settings before they connect.
+func ValidatePath(path string) error { return validatePath(path) }
 
 // validatePath checks a lock path as a user gives it.
 func validatePath(path string) error {

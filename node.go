@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"path"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 	"github.com/google/uuid"
+
+	"github.com/go-zklock/zklock/internal/claim"
+	"github.com/go-zklock/zklock/internal/wire"
 )
 
 // node is a lock node of ours that exists.
@@ -18,6 +22,13 @@ type node struct {
 	s     *session
 	path  string
 	token Token
+	queue *listing // made right behind the create; nil if there is none
+}
+
+// listing is the answer to a getChildren.
+type listing struct {
+	names []string
+	err   error
 }
 
 // Requests with a ctx.
@@ -63,6 +74,12 @@ func (c *Client) children(ctx context.Context, s *session, dir string) ([]string
 	if err != nil {
 		return nil, err
 	}
+	c.listed(s, dir, names)
+	return names, nil
+}
+
+// listed looks at a listing for what matters whoever asked for it.
+func (c *Client) listed(s *session, dir string, names []string) {
 	c.noteKnown(dir)
 	if c.anyAbandoned() {
 		for _, name := range names {
@@ -73,11 +90,10 @@ func (c *Client) children(ctx context.Context, s *session, dir string) ([]string
 			}
 		}
 	}
-	return names, nil
 }
 
-// maxRounds bounds how often a node is made anew because its parents vanish under
-// it: each round means that the ensemble removed them in between.
+// maxRounds bounds how often a node is made anew: because its parents vanish under it,
+// removed by the ensemble in between, or because its create is lost.
 const maxRounds = 20
 
 // made is the answer to a create.
@@ -86,29 +102,49 @@ type made struct {
 	err  error
 }
 
-// makeNode makes a lock node in dir on session s. errAgain means that s was lost.
-// On any other error nothing is left, or the client sees to it.
-func (c *Client) makeNode(ctx context.Context, s *session, dir string, data []byte) (*node, error) {
+// makeNode makes the attempt's lock node on session s, unless that is under way already.
+// errAgain means that s was lost. On any other error nothing is left, or the client
+// sees to it. Whoever is first here lists the queue right behind the create, on the
+// same connection, which saves a round trip. A path inside a record is somebody else's
+// to make: ErrNoNode if it is not there.
+func (a *attempt) makeNode(ctx context.Context, s *session) (*node, error) {
+	c, dir, inside := a.m.c, a.m.full, a.opts.inside
+	lost := 0
+	together := true
 	for range maxRounds {
-		if err := c.ensureParents(ctx, s, dir); err != nil {
-			return nil, sessionGone(s, err)
+		var n *node
+		var err error
+		if j := a.ticket.takeJoining(); j != nil {
+			n, err = c.joined(ctx, s, dir, j)
+		} else {
+			container := false
+			w := s.connection()
+			if !inside {
+				if container, err = c.ensureParents(ctx, s, dir, together); err != nil {
+					return nil, sessionGone(s, err)
+				}
+			}
+			n, err = c.create(ctx, s, dir, uuid.NewString(), a.ticket.data, isOpen(a.ticket.turn), container)
+			if container {
+				together = false
+				c.madeTogether(w, err)
+			}
 		}
-		id := uuid.NewString()
-		n, err := c.create(ctx, s, dir, id, data)
 		switch {
 		case err == nil:
 			s.nodesOwned(1)
 			c.logNode(s, n.path, n.token, "created", nil)
 			return n, nil
-		case errors.Is(err, zk.ErrNoNode):
+		case errors.Is(err, zk.ErrNoNode) && !inside:
 			c.forgetKnown(dir) // reaped since we looked
+		case errors.Is(err, errParents): // not as they were when we looked
 		case errors.Is(err, errAbsent):
-			// The reply was lost and so was the request: again with a new uuid.
+			lost++ // the reply and the request: again with a new uuid
 		default:
 			return nil, err
 		}
 	}
-	return nil, fmt.Errorf("the parents of %s vanished %d times while a node was made there", dir, maxRounds)
+	return nil, fmt.Errorf("no node could be made in %s: %d times the create was lost, %d times the parents had vanished", dir, lost, maxRounds-lost)
 }
 
 var errNoToken = errors.New("the create's zxid was not seen")
@@ -116,8 +152,11 @@ var errNoToken = errors.New("the create's zxid was not seen")
 // errAbsent: the create was not carried out.
 var errAbsent = errors.New("the node was not made")
 
-// create sends one create and finds out what came of it.
-func (c *Client) create(ctx context.Context, s *session, dir, id string, data []byte) (*node, error) {
+// create sends one create and finds out what came of it. With list it lists the queue
+// right behind. With container it makes dir in the same transaction, which saves a write:
+// while it has never had a child, the ensemble does not remove an empty container, and
+// with its first child it cannot be left behind by a client that dies.
+func (c *Client) create(ctx context.Context, s *session, dir, id string, data []byte, list, container bool) (*node, error) {
 	if err := s.awaitUp(ctx); err != nil {
 		return nil, sessionGone(s, err)
 	}
@@ -127,11 +166,112 @@ func (c *Client) create(ctx context.Context, s *session, dir, id string, data []
 	prefix := nodePrefix(dir, id)
 	box := s.expect(prefix)
 	defer s.unexpect(prefix)
+	behind := make(chan *listing, 1)
+	if list {
+		s.onSent(prefix, func() {
+			c.tasks.run(func() {
+				names, _, err := s.conn.Children(dir)
+				behind <- &listing{names, s.explain(err)}
+			})
+		})
+		defer s.onSent(prefix, nil)
+	}
 	answer := make(chan made, 1)
 	c.tasks.run(func() {
-		p, err := s.conn.Create(prefix, data, zk.FlagEphemeralSequential, c.cfg.ACL)
-		answer <- made{p, err}
+		var m made
+		if container {
+			m = c.createInside(s, dir, prefix, data)
+		} else {
+			m.path, m.err = s.conn.Create(prefix, data, zk.FlagEphemeralSequential, c.cfg.ACL)
+		}
+		answer <- m
 	})
+	n, err := c.awaitMade(ctx, s, dir, id, box, answer)
+	if err == nil && list && s.czxid(box) != 0 { // otherwise nobody can tell whether it was sent
+		select {
+		case n.queue = <-behind:
+		case <-s.dead:
+		case <-ctx.Done():
+		}
+	}
+	return n, err
+}
+
+// errParents: neither a container nor a node in it was made.
+var errParents = errors.New("the parents have changed")
+
+// createInside makes dir as a container and a node in it.
+func (c *Client) createInside(s *session, dir, prefix string, data []byte) made {
+	results, err := s.conn.Multi(
+		&zk.CreateRequest{Path: dir, Acl: c.cfg.ACL, Flags: zk.FlagContainer},
+		&zk.CreateRequest{Path: prefix, Data: data, Acl: c.cfg.ACL, Flags: zk.FlagEphemeralSequential})
+	op, opErr := claim.FailedOp(results, err)
+	switch {
+	case err == nil:
+		return secondOf(results)
+	case op == 0 && errors.Is(opErr, zk.ErrNodeExists):
+		c.noteKnown(dir)
+	case op == 0 && errors.Is(opErr, zk.ErrNoNode):
+		c.forgetKnown(path.Dir(dir))
+	case op == 0 && errors.Is(opErr, zk.ErrBadArguments), isUnimplemented(opErr), isUnreadable(opErr):
+		c.makeApart()
+	case errors.Is(opErr, zk.ErrShortBuffer): // larger than a request may be: one after the other
+	default:
+		return made{err: opErr}
+	}
+	return made{err: errParents}
+}
+
+// madeTogether draws the conclusions from a transaction that had to make a container and
+// a node in it, sent on w: a server that cannot read it might end the connection, and
+// must not be asked again and again.
+func (c *Client) madeTogether(w *wire.Conn, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case err == nil:
+		c.cut = nil
+	case !errors.Is(err, errAbsent) || c.cut == w:
+	case c.cut == nil:
+		c.cut = w
+	default: // the second connection in a row
+		c.apart = true
+	}
+}
+
+// makeApart has containers made by themselves from now on: the ensemble takes none in a
+// transaction.
+func (c *Client) makeApart() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.apart = true
+}
+
+// Plain is of wire.Events.
+func (s *session) Plain(p string) {
+	s.c.makeApart()
+	s.c.log.Warn("zklock: the ensemble makes no containers in transactions; an empty lock path will stay", "path", p)
+}
+
+// isUnimplemented says whether a server does not know a request.
+func isUnimplemented(err error) bool { return err != nil && err.Error() == "unknown error: -6" }
+
+// isUnreadable says whether a server could not read a request.
+func isUnreadable(err error) bool { return err != nil && err.Error() == "unknown error: -5" }
+
+// joined waits for a create that went along with a delete. errAbsent if it was not
+// carried out.
+func (c *Client) joined(ctx context.Context, s *session, dir string, j *joining) (*node, error) {
+	if s != j.s {
+		c.abandonJoining(dir, j)
+		return nil, errAbsent
+	}
+	return c.awaitMade(ctx, s, dir, j.id, j.box, j.answer)
+}
+
+// awaitMade waits for the answer to a create that was sent, and finds out what came of
+// it if there is none.
+func (c *Client) awaitMade(ctx context.Context, s *session, dir, id string, box *czxidBox, answer <-chan made) (*node, error) {
 	select {
 	case m := <-answer:
 		switch {
@@ -142,7 +282,7 @@ func (c *Client) create(ctx context.Context, s *session, dir, id string, data []
 			// The reply passed the wrapper unseen. It is found by its uuid like one
 			// whose reply was lost.
 			return c.settle(ctx, s, dir, id, errNoToken)
-		case answered(m.err):
+		case errors.Is(m.err, errAbsent), errors.Is(m.err, errParents), answered(m.err):
 			return nil, m.err
 		}
 		return c.settle(ctx, s, dir, id, m.err)
@@ -237,17 +377,42 @@ func (s *session) madeNode(p string, token Token) (*node, error) {
 
 // expect asks for the czxid of the node that a create of prefix will make.
 func (s *session) expect(prefix string) *czxidBox {
+	box := new(czxidBox)
+	s.expectIn(box, prefix)
+	return box
+}
+
+func (s *session) expectIn(box *czxidBox, prefix string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	box := new(czxidBox)
 	s.creates[prefix] = box
-	return box
 }
 
 func (s *session) unexpect(prefix string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.creates, prefix)
+}
+
+// onSent has f called when a create or a delete of path has been sent; nil forgets it.
+func (s *session) onSent(path string, f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f == nil {
+		delete(s.sent, path)
+	} else {
+		s.sent[path] = f
+	}
+}
+
+// Sent is of wire.Events.
+func (s *session) Sent(path string) {
+	s.mu.Lock()
+	f := s.sent[path]
+	s.mu.Unlock()
+	if f != nil {
+		f()
+	}
 }
 
 func (s *session) czxid(box *czxidBox) Token {
@@ -317,16 +482,17 @@ func (c *Client) isKnown(path string) bool {
 }
 
 // ensureParents makes dir and what is above it. It looks before it makes anything:
-// a create that fails is a quorum write all the same.
-func (c *Client) ensureParents(ctx context.Context, s *session, dir string) error {
+// a create that fails is a quorum write all the same. With together it leaves dir itself
+// to the create of the first node in it, if that can be, and says so.
+func (c *Client) ensureParents(ctx context.Context, s *session, dir string, together bool) (left bool, err error) {
 	var missing []string // the deepest first
 	for p := dir; p != "/" && !c.isKnown(p); p = path.Dir(p) {
 		ok, err := exists(ctx, s, p)
 		if err != nil {
 			if c.transient(ctx, s, err) {
-				return c.ensureParents(ctx, s, dir) // the connection broke
+				return c.ensureParents(ctx, s, dir, together) // the connection broke
 			}
-			return err
+			return false, err
 		}
 		if ok {
 			c.noteKnown(p)
@@ -336,6 +502,9 @@ func (c *Client) ensureParents(ctx context.Context, s *session, dir string) erro
 	}
 	for i := len(missing) - 1; i >= 0; i-- {
 		p := missing[i]
+		if p == dir && together && c.makesTogether() {
+			return true, nil
+		}
 		err := c.makeParent(ctx, s, p, p == dir)
 		switch {
 		case err == nil || errors.Is(err, zk.ErrNodeExists):
@@ -343,14 +512,21 @@ func (c *Client) ensureParents(ctx context.Context, s *session, dir string) erro
 		case errors.Is(err, zk.ErrNoNode):
 			// What is above it went again; the create will say so.
 			c.forgetKnown(path.Dir(p))
-			return nil
+			return false, nil
 		case c.transient(ctx, s, err):
 			i++ // not answered: once more
 		default:
-			return fmt.Errorf("make %s: %w", p, err)
+			return false, fmt.Errorf("make %s: %w", p, err)
 		}
 	}
-	return nil
+	return false, nil
+}
+
+// makesTogether says whether a container can be made together with a node in it.
+func (c *Client) makesTogether() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.plain && !c.apart
 }
 
 // makeParent makes one node: the lock path itself as a container, so that the
@@ -367,9 +543,9 @@ func (c *Client) makeParent(ctx context.Context, s *session, p string, container
 			defer s.makers.end()
 			return conn.CreateContainer(p, nil, zk.FlagContainer, c.cfg.ACL)
 		})
-		if err == nil || err.Error() != "unknown error: -6" { // unimplemented: before 3.5
+		if !isUnimplemented(err) {
 			return err
-		}
+		} // before 3.5
 		c.mu.Lock()
 		first := !c.plain
 		c.plain = true
@@ -404,14 +580,19 @@ func keyOf(node string) string {
 
 // logNode logs one transition of a lock node.
 func (c *Client) logNode(s *session, node string, token Token, event string, err error, more ...any) {
+	level := slog.LevelInfo
+	if err != nil {
+		level = slog.LevelWarn
+	}
+	if !c.log.Enabled(context.Background(), level) {
+		return // what follows is a good part of what an acquire allocates
+	}
 	args := []any{
 		"event", event, "idempotency_key", keyOf(node), "znode_path", node,
 		"session_id", hexID(s.sessionID()), "token", token.String(),
 	}
 	if err != nil {
 		args = append(args, "error", err)
-		c.log.Warn("zklock: "+event, append(args, more...)...)
-		return
 	}
-	c.log.Info("zklock: "+event, append(args, more...)...)
+	c.log.Log(context.Background(), level, "zklock: "+event, append(args, more...)...)
 }

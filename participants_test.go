@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/go-zklock/zklock/zktest"
 )
@@ -272,12 +273,33 @@ func TestNodeDeletedByHand(t *testing.T) {
 func TestNodeDeletedUnseen(t *testing.T) {
 	inBubble(t, func(b *bundle) {
 		t := b.t
-		c := b.connect()
+		reg := prometheus.NewRegistry()
+		c := b.connect(metered(reg))
 		m := b.mutex(c, "/dedup/a")
 		l := b.acquire(m)
 		must(t, b.srv.Delete(l.Path()))
+		select {
+		case <-l.Lost():
+			t.Error("lost before anybody has looked")
+		default:
+		}
 		wantErr(t, l.Release(t.Context()), ErrLost, string(NodeDeleted))
 		wantErr(t, l.Release(t.Context()), ErrLost, string(NodeDeleted))
+		wantErr(t, l.Err(), ErrLost, string(NodeDeleted))
+		within(t, time.Second, l.Lost(), "Lost")
+		for key, want := range map[string]float64{`zklock_lost_total{reason="node_deleted"}`: 1, "zklock_held": 0, "zklock_hold_seconds": 1} {
+			if got := sample(t, reg, key); got != want {
+				t.Errorf("%s is %v, want %v", key, got, want)
+			}
+		}
+		// Found out by a release, and by nobody: that is no loss.
+		l = b.acquire(m)
+		b.release(l)
+		select {
+		case <-l.Lost():
+			t.Error("a released lease is lost")
+		default:
+		}
 
 		l = b.acquire(m)
 		time.Sleep(time.Second)

@@ -14,13 +14,14 @@ import (
 	"github.com/go-zklock/zklock/zktest"
 )
 
-// Requests are what a lock costs the ensemble, so they are counted exactly. Pings
-// are left out: they go out every so often whether or not there is a lock.
+// Requests are what a lock costs the ensemble, so they are counted exactly. Pings and
+// syncs are left out: they go out every so often whether or not there is a lock.
 
-// requests is all that is no ping, as text that is equal when the counts are.
+// requests is all that is no ping or sync, as text that is equal when the counts are.
 func requests(c zktest.Counts) string {
 	c.ByOp = maps.Clone(c.ByOp)
 	delete(c.ByOp, zktest.OpPing)
+	delete(c.ByOp, zktest.OpSync)
 	return fmt.Sprint(c.ByOp, " watch events: ", c.WatchEvents)
 }
 
@@ -54,14 +55,29 @@ func TestWarmAcquireAndReleaseCostTwoWritesAndOneRead(t *testing.T) {
 	})
 }
 
-func TestFreshPathCostsAtMostThreeWrites(t *testing.T) {
+// The queue is listed right behind the create, and not after its answer.
+func TestWarmAcquireTakesOneRoundTrip(t *testing.T) {
+	inBubble(t, func(b *bundle) {
+		t := b.t
+		m := b.mutex(b.connect(), "/dedup/a")
+		b.release(b.acquire(m))
+		start := time.Now()
+		l := b.acquire(m)
+		if took := time.Since(start); took != roundTrip {
+			t.Errorf("it took %v, want one round trip", took)
+		}
+		b.release(l)
+	})
+}
+
+func TestFreshPathCostsTwoWrites(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
 		existing string // made beforehand
 		acquire  int    // writes
 	}{
-		{name: "with /dedup there", existing: "/dedup", acquire: 2},
-		{name: "with nothing there", acquire: 3},
+		{name: "with /dedup there", existing: "/dedup", acquire: 1},
+		{name: "with nothing there", acquire: 2},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			inBubble(t, func(b *bundle) {
@@ -221,8 +237,9 @@ func TestTwoHundredGoroutinesOnOneMutexCostLittle(t *testing.T) {
 		wg.Wait()
 		synctest.Wait()
 		c := b.srv.Ops().Counts()
-		// The first two both look for the path and its parent, and both make them.
-		if w := c.Writes(); w > 2*goroutines+4 {
+		// One for each, and one for the last who leaves. The first two both look for the
+		// path and its parent, and both make them.
+		if w := c.Writes(); w > goroutines+8 {
 			t.Errorf("%d writes for %d hand-overs", w, goroutines)
 		}
 		if r := c.Reads(); r > 2*goroutines+4 {
@@ -240,22 +257,30 @@ func TestTwoHundredGoroutinesOnOneMutexCostLittle(t *testing.T) {
 	}
 }
 
-func TestIdleClientSendsOnlyPings(t *testing.T) {
-	inBubble(t, func(b *bundle) {
-		t := b.t
-		c := b.connect()
-		b.srv.Ops().Reset()
-		time.Sleep(time.Minute)
-		counts := b.srv.Ops().Counts()
-		// One every H of ours, and those of the client library.
-		least := int(time.Minute / heartbeat(c.SessionTimeout()))
-		if n := counts.ByOp[zktest.OpPing]; n < least || n > 2*least {
-			t.Errorf("%d pings in a minute, want %d to %d", n, least, 2*least)
-		}
-		if got, want := requests(counts), requests(zktest.Counts{ByOp: map[zktest.Op]int{}}); got != want {
-			t.Errorf("beside the pings: %s", got)
-		}
-	})
+func TestIdleClientSendsOneSyncEveryHeartbeat(t *testing.T) {
+	for _, tc := range []struct {
+		trust TrustMode
+		op    zktest.Op
+	}{{TrustQuorum, zktest.OpSync}, {TrustConnection, zktest.OpPing}} {
+		inBubble(t, func(b *bundle) {
+			t := b.t
+			c := b.connect(withTrust(tc.trust))
+			b.srv.Ops().Reset()
+			time.Sleep(time.Minute + roundTrip)
+			counts := b.srv.Ops().Counts()
+			want := int(time.Minute / heartbeat(c.SessionTimeout()))
+			if tc.op == zktest.OpPing {
+				want += int(time.Minute / (c.SessionTimeout() / 3)) // those of the client library
+			}
+			if n := counts.ByOp[tc.op]; n < want-1 || n > want {
+				t.Errorf("mode %v: %d of %v in a minute, want %d", tc.trust, n, tc.op, want)
+			}
+			delete(counts.ByOp, tc.op)
+			if got, want := requests(counts), requests(zktest.Counts{ByOp: map[zktest.Op]int{}}); got != want {
+				t.Errorf("mode %v: beside them: %s", tc.trust, got)
+			}
+		})
+	}
 }
 
 func TestHolderSendsOneProofEveryHeartbeat(t *testing.T) {

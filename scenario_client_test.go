@@ -70,7 +70,7 @@ func (sc *scenario) open(name, timeout string, server []string) error {
 	dial := sortedDialer(c.observed(sc.ens.Dialer(name)), nil)
 	opened := false
 	c.client, err = Connect(context.Background(), Config{
-		Servers: sc.ens.Addrs(), SessionTimeout: d, TickTime: 2 * time.Second, Clock: virtualClock{}, Seed: 1,
+		Servers: sc.ens.Addrs(), SessionTimeout: d, TickTime: 2 * time.Second, Clock: zktest.Clock{}, Seed: 1,
 		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 			if c.away.Load() || only != "" && !opened && address != only {
 				return nil, errors.New("unreachable")

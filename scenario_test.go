@@ -33,8 +33,9 @@ import (
 //
 // Lock nodes are shown without their path, and with the client's letter and a number in
 // the place of the uuid: a1-0000000000 is /dedup/k/_c_<uuid>-lock-0000000000, the
-// first node of client A. Pings are left out; proofs, the transactions that check the
-// nodes held, are shown after "show proofs".
+// first node of client A. Pings, and the syncs that a client sends while it holds
+// nothing, are left out; proofs, the transactions that check the nodes held, are shown
+// after "show proofs".
 //
 // Commands:
 //

@@ -179,11 +179,15 @@ func (s *scenarioConn) number() string {
 func (s *scenarioConn) request(frame []byte) {
 	op := frameOp(frame)
 	sc := s.c.sc
-	if op == zktest.OpPing || op == zktest.OpMulti && !sc.proofs {
+	begins, _ := frameTxn(frame)
+	if op == zktest.OpPing || begins == zktest.OpCheck && !sc.proofs {
 		return
 	}
-	s.pending[int32(binary.BigEndian.Uint32(frame[4:]))] = op
 	body := frame[12:]
+	if path, _ := wireString(body); op == zktest.OpSync && path == "/" {
+		return // of an idle client
+	}
+	s.pending[int32(binary.BigEndian.Uint32(frame[4:]))] = op
 	text := map[zktest.Op]string{
 		zktest.OpCreate: "create", zktest.OpCreateContainer: "createContainer", zktest.OpDelete: "delete",
 		zktest.OpExists: "exists", zktest.OpGetData: "getData", zktest.OpGetChildren2: "getChildren",
@@ -198,6 +202,14 @@ func (s *scenarioConn) request(frame []byte) {
 		body = nil
 	}
 	where, rest := wireString(body)
+	if begins == zktest.OpDelete || begins == zktest.OpCreate { // and the create of a lock node
+		what := map[zktest.Op]string{zktest.OpDelete: "delete ", zktest.OpCreate: "createContainer "}[begins]
+		nodes := lockNodePattern.FindAllString(string(rest), -1)
+		made := nodes[len(nodes)-1]
+		s.c.nameNode(made)
+		sc.see(s.c, seenRequest, "sends", what+sc.short(where)+" and create "+sc.short(made))
+		return
+	}
 	if op == zktest.OpCreate {
 		s.c.nameNode(where)
 	}

@@ -105,6 +105,14 @@ type asyncHandler struct {
 	queue *serial
 }
 
+// newLog is a log that nothing waits for. One that is discarded costs nothing.
+func newLog(h slog.Handler, queue *serial) *slog.Logger {
+	if h == slog.DiscardHandler {
+		return slog.New(h)
+	}
+	return slog.New(asyncHandler{h, queue})
+}
+
 // Enabled asks later: it is the user's code too.
 func (h asyncHandler) Enabled(context.Context, slog.Level) bool { return true }
 

@@ -1,6 +1,7 @@
 package zklock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,9 @@ type Client struct {
 	abandoned map[string]time.Time // uuids of creates whose fate is open, and until when they matter
 	dialErrs  map[string]error     // the last error of each server, until one answers
 	plain     bool                 // the ensemble has no container nodes
+	apart     bool                 // it makes none in a transaction
+	cut       *wire.Conn           // on which such a transaction was not answered, since one was
+	replies   int                  // the largest that is taken, in bytes; 0 for the default
 	begun     bool                 // a session has been ready once
 	closing   chan struct{}        // closed when Close begins
 	ended     chan struct{}        // closed when Close has ended the session, or given it up
@@ -43,6 +47,9 @@ type Client struct {
 	closeOnce sync.Once
 	closeErr  error
 	tasks     tasks // every goroutine of the client but the listeners'
+
+	young youngHolds
+	head  []byte // see nodeData
 }
 
 // tasks counts goroutines, so that Close can wait for them. (A sync.WaitGroup may
@@ -120,7 +127,8 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 		ended:     make(chan struct{}),
 		state:     Suspended,
 	}
-	c.log = slog.New(asyncHandler{r.Logger.Handler(), c.logs})
+	c.log = newLog(r.Logger.Handler(), c.logs)
+	c.head = identityHead(r.Identifier, r.host)
 	if c.met, err = newMetrics(r.Registerer, r.Root); err != nil {
 		return nil, err
 	}
@@ -216,7 +224,13 @@ func (c *Client) live(ctx context.Context) (*session, error) {
 		if c.isClosing() {
 			return nil, ErrClosed
 		}
-		if ctx.Err() != nil || errors.Is(err, ErrAuthFailed) {
+		if cause := context.Cause(ctx); cause != nil {
+			if !errors.Is(err, cause) { // the session was lost before, and there is no other yet
+				err = fmt.Errorf("%w: %w", cause, err)
+			}
+			return nil, err
+		}
+		if errors.Is(err, ErrAuthFailed) {
 			return nil, err
 		}
 		select {
@@ -331,6 +345,13 @@ func (c *Client) shutdown() error {
 // hexID prints a session id as the servers do.
 func hexID(id int64) string { return fmt.Sprintf("0x%x", uint64(id)) }
 
+// maxReply is the size of the largest reply that is taken.
+func (c *Client) maxReply() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return cmp.Or(c.replies, wire.MaxReplyFrame)
+}
+
 // session is one ZooKeeper session: one zk.Conn, which is never used for another
 // (the library would run requests queued before a loss on the next session).
 type session struct {
@@ -360,11 +381,14 @@ type session struct {
 	lastTouch time.Time                  // when the newest answered request was sent
 	anchor    time.Time                  // the newest anchor proved
 	deadline  time.Time                  // D, the trust deadline
-	nextBeat  time.Time                  // when the next proof or ping is due
-	beats     map[*beat]struct{}         // proofs not answered
+	nextBeat  time.Time                  // when the next proof, sync or ping is due
+	nextPing  time.Time                  // when a ping between two of those is due
+	keepsAt   time.Time                  // when the keeper looks again by itself
+	beats     map[*beat]struct{}         // proofs and syncs not answered
 	holds     map[*hold]struct{}         // what the proofs are about
 	pinned    map[*hold]struct{}         // what functions of Do run under, lost or not
 	creates   map[string]*czxidBox       // lock nodes being made, by the path asked for
+	sent      map[string]func()          // what comes after a create or delete has been sent, by the path asked for
 	owned     int                        // lock nodes that exist
 	watches   map[string]<-chan zk.Event // on predecessors, not fired
 	endAcked  bool                       // the ensemble confirmed closeSession
@@ -391,6 +415,7 @@ func (c *Client) newSession() (*session, error) {
 		holds:    make(map[*hold]struct{}),
 		pinned:   make(map[*hold]struct{}),
 		creates:  make(map[string]*czxidBox),
+		sent:     make(map[string]func()),
 		watches:  make(map[string]<-chan zk.Event),
 	}
 	s.dials, s.cancel = context.WithCancelCause(context.Background())
@@ -466,6 +491,7 @@ func (s *session) dial(network, address string, _ time.Duration) (net.Conn, erro
 		return nil, err
 	}
 	w := wire.New(raw, address, s.c.cfg.auth, s.c.cfg.DialTimeout, s.c.cfg.Clock.Now, s)
+	w.MaxReply = s.c.maxReply()
 	s.mu.Lock()
 	dead := s.isDead
 	s.attempt = w
@@ -545,6 +571,7 @@ func (s *session) Up(w *wire.Conn) {
 	s.wire = w
 	s.authErr = nil
 	s.nextBeat = s.c.cfg.Clock.Now() // a proof of what is held, at once
+	s.nextPing = s.nextBeat.Add(heartbeat(s.timeout) / 2)
 	if len(s.holds) == 0 {
 		s.suspended = false
 		s.nextBeat = s.nextBeat.Add(heartbeat(s.timeout))
@@ -608,7 +635,9 @@ func (s *session) Touch(w *wire.Conn, sent, _ time.Time) {
 		return
 	}
 	s.touchLocked(sent)
-	if s.suspended && len(s.holds) == 0 {
+	// With TrustQuorum the answer to a sync ends the suspension of an idle session: a
+	// server that is cut off from the others answers pings too.
+	if s.suspended && len(s.holds) == 0 && s.c.cfg.Trust == TrustConnection {
 		s.suspended = false
 		s.c.setState(Reconnected, s.id, nil)
 		s.broadcastLocked()
@@ -780,6 +809,13 @@ func (s *session) wakeKeeper() {
 	}
 }
 
+// connection is the current one, nil while there is none.
+func (s *session) connection() *wire.Conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.wire
+}
+
 func (s *session) sessionID() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -811,6 +847,14 @@ func (s *session) awaitUp(ctx context.Context) error {
 	}
 }
 
+// explain says in words what the wrapper says in a number.
+func (s *session) explain(err error) error {
+	if n, ok := wire.Oversize(err); ok {
+		return fmt.Errorf("%w: it has %d bytes, the limit is %d", errOversize, n, s.c.maxReply())
+	}
+	return err
+}
+
 // call runs one request under ctx, on this session and only while it is
 // connected. When ctx or the session ends first, the outcome is unknown and the
 // late result is dropped; what it may have left behind is the caller's business.
@@ -829,7 +873,7 @@ func call[T any](ctx context.Context, s *session, request func(*zk.Conn) (T, err
 	done := make(chan result, 1)
 	s.c.tasks.run(func() {
 		v, err := request(s.conn)
-		done <- result{v, err}
+		done <- result{v, s.explain(err)}
 	})
 	select {
 	case r := <-done:

@@ -3,7 +3,10 @@ package zklock
 import (
 	"bytes"
 	"context"
+	"flag"
+	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,12 +17,16 @@ import (
 	"github.com/go-zklock/zklock/zktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// virtualClock is the bubble's clock under testing/synctest.
-type virtualClock struct{}
-
-func (virtualClock) Now() time.Time { return time.Now() }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	// go test takes a package behind a flag of the test for an argument of the test, and
+	// runs the one of the current directory instead.
+	if rest := flag.Args(); len(rest) > 0 && rest[0] != "." {
+		fmt.Fprintf(os.Stderr, "%s is no package here: name it before the flags\n", rest[0])
+		os.Exit(2)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // bundle is what a test in virtual time works with.
 type bundle struct {
@@ -42,7 +49,7 @@ func inBubble(t *testing.T, f func(b *bundle), opts ...zktest.Option) {
 func (b *bundle) connect(opts ...func(*Config)) *Client {
 	b.t.Helper()
 	cfg := Config{
-		Servers: []string{b.srv.Addr()}, Dial: b.srv.Dial, Clock: virtualClock{}, Seed: 1,
+		Servers: []string{b.srv.Addr()}, Dial: b.srv.Dial, Clock: zktest.Clock{}, Seed: 1,
 		TickTime: 2 * time.Second,
 		Logger:   slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}

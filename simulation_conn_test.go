@@ -17,7 +17,8 @@ import (
 // the requests that they send then. What the server makes of them may depend on the
 // order: a read behind a write waits for it, and of two lock nodes the first made is
 // the first in the queue. simConn puts the requests of one instant into an order that
-// is the same in every run of a seed.
+// is the same in every run of a seed. Deletes go first, since what follows in the same
+// instant may have waited for one to be sent.
 type simConn struct {
 	net.Conn
 	sent func(frame []byte) // is shown every request; may be nil
@@ -65,7 +66,7 @@ func (c *simConn) flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	slices.SortStableFunc(c.batch, func(a, b []byte) int {
-		return cmp.Or(cmp.Compare(frameOp(a), frameOp(b)), bytes.Compare(frameKey(a), frameKey(b)))
+		return cmp.Or(cmp.Compare(frameOrder(a), frameOrder(b)), bytes.Compare(frameKey(a), frameKey(b)))
 	})
 	for _, frame := range c.batch {
 		if c.sent != nil {
@@ -75,6 +76,26 @@ func (c *simConn) flush() {
 	// A write that fails shows itself to the reader soon enough.
 	_, _ = c.Conn.Write(bytes.Join(c.batch, nil))
 	c.batch = nil
+}
+
+// frameOrder is the order of the kinds of requests.
+func frameOrder(frame []byte) zktest.Op {
+	op := frameOp(frame)
+	if begins, ok := frameTxn(frame); ok && begins != zktest.OpCheck {
+		op = begins
+	}
+	if op == zktest.OpDelete {
+		return -1 << 31
+	}
+	return op
+}
+
+// frameTxn says what a transaction begins with.
+func frameTxn(frame []byte) (begins zktest.Op, ok bool) {
+	if frameOp(frame) != zktest.OpMulti || len(frame) < 16 {
+		return 0, false
+	}
+	return zktest.Op(int32(binary.BigEndian.Uint32(frame[12:]))), true
 }
 
 func frameOp(frame []byte) zktest.Op { return zktest.Op(int32(binary.BigEndian.Uint32(frame[8:]))) }

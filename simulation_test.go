@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -17,16 +16,16 @@ import (
 // fail, all of it drawn from one number, the seed. After each run the history is
 // checked (simulation_check_test.go).
 //
-//	go test -run TestSimulation .              300 seeds
-//	go test -run TestSimulation -v -seed 17 .  one seed, with a trace of the run
-//	go test -run TestSimulation -seeds 5000 .  more seeds
+//	go test . -run TestSimulation              300 seeds, 150 with -race
+//	go test . -run TestSimulation -v -seed 17  one seed, with a trace of the run
+//	go test . -run TestSimulation -seeds 5000  more seeds
 //	make soak                                  until 100,000 grants and 10,000 faults
 //
 // Two runs of a seed give the same trace up to the order within one instant, but for
 // the few that TestSimulationRepeats tells of.
 var (
 	flagSeed  = flag.Int64("seed", -1, "run the simulation of this seed only, and print its trace")
-	flagSeeds = flag.Int("seeds", 300, "number of seeds that the simulation runs")
+	flagSeeds = flag.Int("seeds", usualSeeds, "number of seeds that the simulation runs")
 	flagFirst = flag.Uint64("first", 0, "first seed that the simulation runs")
 	flagSoak  = flag.Bool("soak", false, "run seeds until 100,000 grants and 10,000 faults that hit")
 )
@@ -42,38 +41,11 @@ func TestSimulation(t *testing.T) {
 		repeatSeed(t, uint64(*flagSeed))
 		return
 	}
-	seeds, limit := *flagSeeds, time.Now().Add(soakTime)
+	seeds := *flagSeeds
 	if *flagSoak {
-		seeds = 1 << 30
+		seeds = 0
 	}
-	var next atomic.Uint64
-	next.Store(*flagFirst)
-	var mu sync.Mutex
-	var total simVerdict
-	done := func() bool {
-		mu.Lock()
-		defer mu.Unlock()
-		return *flagSoak && (total.grants >= soakGrants && total.faults >= soakFaults || len(total.violations) > 0 || time.Now().After(limit))
-	}
-	began := time.Now()
-	t.Run("seeds", func(t *testing.T) {
-		for range 2 {
-			t.Run("", func(t *testing.T) {
-				t.Parallel()
-				for !done() {
-					seed := next.Add(1) - 1
-					if seed >= *flagFirst+uint64(seeds) {
-						return
-					}
-					v := runSeed(t, seed, simOptions{})
-					mu.Lock()
-					total.add(v)
-					mu.Unlock()
-				}
-			})
-		}
-	})
-	t.Logf("seeds %d to %d in %v\n%s", *flagFirst, next.Load()-1, time.Since(began).Round(time.Millisecond), total)
+	total := simulate(t, seeds, func(seed uint64) simVerdict { return runSeed(t, seed, simOptions{}) })
 	// A simulation in which little happens shows little.
 	grants, faults := 10*seeds, 2*seeds
 	if *flagSoak {
@@ -85,6 +57,43 @@ func TestSimulation(t *testing.T) {
 	if total.leads == 0 && seeds >= 100 {
 		t.Error("no holder lost its node to the ensemble")
 	}
+}
+
+// simulate runs seeds from -first on, two at a time; 0: until the figures of a soak are
+// reached, something is violated, or soakTime is over.
+func simulate(t *testing.T, seeds int, run func(seed uint64) simVerdict) (total simVerdict) {
+	t.Helper()
+	began := time.Now()
+	var mu sync.Mutex
+	next := *flagFirst
+	take := func() (seed uint64, ok bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		over := next == *flagFirst+uint64(seeds)
+		if seeds == 0 {
+			over = total.grants >= soakGrants && total.faults >= soakFaults || len(total.violations) > 0 || time.Since(began) > soakTime
+		}
+		if over {
+			return 0, false
+		}
+		next++
+		return next - 1, true
+	}
+	t.Run("seeds", func(t *testing.T) {
+		for range 2 {
+			t.Run("", func(t *testing.T) {
+				t.Parallel()
+				for seed, ok := take(); ok; seed, ok = take() {
+					v := run(seed)
+					mu.Lock()
+					total.add(v)
+					mu.Unlock()
+				}
+			})
+		}
+	})
+	t.Logf("seeds %d to %d in %v\n%s", *flagFirst, next-1, time.Since(began).Round(time.Millisecond), total)
+	return total
 }
 
 // runSeed runs one seed and reports what it violates.
@@ -105,7 +114,7 @@ func runSeed(t *testing.T, seed uint64, opts simOptions) simVerdict {
 }
 
 func repeat(seed uint64) string {
-	return fmt.Sprintf("go test -run 'TestSimulation$' -v -seed %d .", seed)
+	return fmt.Sprintf("go test . -run 'TestSimulation$' -v -seed %d", seed)
 }
 
 // repeatSeed runs one seed with a trace.

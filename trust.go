@@ -14,26 +14,28 @@ import (
 	"github.com/go-zklock/zklock/internal/wire"
 )
 
-// The trust deadline (design section 4). The ensemble expires a session when its
+// The trust deadline (doc.go, "The trust window"). The ensemble expires a session when its
 // leader has not heard of it for T. The leader hears of it when the session is made
 // or resumed, and otherwise by what followers report every half tick. What a
 // client is told does not show that: a server cut off from the quorum answers
 // pings, and a committed write does not touch the session at the leader. So a
 // committed write counts as a proof that everything answered a report delay
-// before it has been reported, and the session is trusted until T after the newest
-// such touch was sent.
+// before it has been reported, if another answer of the leader shows that it ran
+// when the report was due. The session is trusted until T after the newest such touch
+// was sent.
 
 // trusted is how long after an anchor a session of timeout t is trusted: T less
 // one percent, for clocks that run at different speeds.
 func trusted(t time.Duration) time.Duration { return t - t/100 }
 
-// heartbeat is H: how often a proof or a ping goes out.
+// heartbeat is H: how often a proof goes out, or what stands for it while nothing is
+// held.
 func heartbeat(t time.Duration) time.Duration { return t / 6 }
 
 const (
 	// maxProof is how many nodes one proof is about, and maxProofBytes how many
 	// bytes their paths may have: a request over jute.maxbuffer costs the connection.
-	maxProof      = 500
+	maxProof      = 1000
 	maxProofBytes = 256 << 10
 	// checkOverhead is what a check takes besides its path.
 	checkOverhead = 17
@@ -41,14 +43,14 @@ const (
 
 var errSilent = errors.New("the server does not answer")
 
-// beat is one proof in flight, meant for the connection w. One that the library
+// beat is one proof or sync in flight, meant for the connection w. One that the library
 // still had queued when that broke goes out on the next; its age says nothing of that.
 type beat struct {
 	w    *wire.Conn
 	sent time.Time
 }
 
-// keep runs for as long as the session: it sends proofs and pings, notices when
+// keep runs for as long as the session: it sends proofs and syncs, notices when
 // they stay unanswered, and ends the session when its deadline passes.
 func (s *session) keep() {
 	timer := time.NewTimer(0)
@@ -71,6 +73,7 @@ func (s *session) beat() time.Duration {
 	now := s.c.cfg.Clock.Now()
 	s.mu.Lock()
 	if s.isDead || s.timeout == 0 {
+		s.keepsAt = now.Add(time.Second)
 		s.mu.Unlock()
 		return time.Second // nothing to keep yet; the first connection wakes us
 	}
@@ -83,26 +86,38 @@ func (s *session) beat() time.Duration {
 		return h
 	}
 	next := end
+	// Under the lock under which next was found: what comes earlier later on can tell.
+	rest := func() time.Duration {
+		d := min(next.Sub(now), h)
+		s.keepsAt = now.Add(d)
+		return d
+	}
 	w := s.wire
 	if w == nil {
-		s.mu.Unlock()
-		return min(next.Sub(now), h)
+		defer s.mu.Unlock()
+		return rest()
 	}
 
 	oldest, waiting := s.oldestBeatLocked(w)
 	if waiting && (now.Sub(oldest) >= 2*h || now.Sub(oldest) >= h && s.hurriedLocked(now)) {
+		d := rest()
 		s.mu.Unlock()
 		// A good server is a dial away; this one may be cut off from the others.
 		w.Kill(fmt.Errorf("%s: %w", w.Address(), errSilent))
-		return min(next.Sub(now), h)
+		return d
 	}
 	late := waiting && now.Sub(oldest) >= h
 	if !now.Before(s.nextBeat) {
-		s.nextBeat = now.Add(h)
+		s.nextBeat, s.nextPing = now.Add(h), now.Add(h/2)
 		s.sendBeatLocked(w, now)
+	} else if !now.Before(s.nextPing) {
+		s.nextPing = s.nextBeat.Add(h / 2)
+		s.sendHalfBeatLocked(w, now)
 	}
-	if s.nextBeat.Before(next) {
-		next = s.nextBeat
+	for _, t := range []time.Time{s.nextBeat, s.nextPing} {
+		if t.Before(next) {
+			next = t
+		}
 	}
 	if waiting {
 		for _, t := range []time.Time{oldest.Add(h), oldest.Add(2 * h), s.deadline.Add(-h)} {
@@ -111,11 +126,12 @@ func (s *session) beat() time.Duration {
 			}
 		}
 	}
+	d := rest()
 	s.mu.Unlock()
 	if late {
 		s.suspend(fmt.Errorf("%s has not answered for %v", w.Address(), now.Sub(oldest).Round(time.Millisecond)))
 	}
-	return min(next.Sub(now), h)
+	return d
 }
 
 // hurriedLocked says whether to leave a server after H of silence already: the
@@ -142,7 +158,7 @@ func (s *session) silenceLocked(now time.Time) error {
 	return fmt.Errorf("no request of session %s was answered in the last %v", hexID(s.id), now.Sub(s.lastTouch).Round(time.Millisecond))
 }
 
-// oldestBeatLocked returns when the oldest unanswered proof or ping was sent.
+// oldestBeatLocked returns when the oldest unanswered proof, sync or ping was sent.
 func (s *session) oldestBeatLocked(w *wire.Conn) (oldest time.Time, waiting bool) {
 	oldest, waiting = w.OldestPing()
 	for b := range s.beats {
@@ -156,11 +172,15 @@ func (s *session) oldestBeatLocked(w *wire.Conn) (oldest time.Time, waiting bool
 	return oldest, waiting
 }
 
-// sendBeatLocked sends proofs of all that is held, or a ping if nothing is. A
-// ping is the cheapest request that the server counts as hearing from us.
+// sendBeatLocked sends proofs of all that is held, or what keeps a first lease from
+// having to wait if nothing is.
 func (s *session) sendBeatLocked(w *wire.Conn, now time.Time) {
-	if len(s.holds) == 0 || s.c.cfg.Trust == TrustConnection && !s.suspended {
-		s.c.tasks.run(w.Ping)
+	if s.c.cfg.Trust == TrustConnection && !(s.suspended && len(s.holds) > 0) {
+		s.c.tasks.run(w.Ping) // the cheapest request that the server counts as hearing from us
+		return
+	}
+	if len(s.holds) == 0 {
+		s.syncLocked(w, now)
 		return
 	}
 	var chunk []*hold
@@ -182,6 +202,19 @@ func (s *session) sendBeatLocked(w *wire.Conn, now time.Time) {
 	flush()
 }
 
+// sendHalfBeatLocked sends something halfway between two proofs that makes the anchor of
+// the next younger, often by half of H: a ping to be anchored at, or, where H is long
+// enough for the last proof to be that, a sync to show that the leader ran since.
+func (s *session) sendHalfBeatLocked(w *wire.Conn, now time.Time) {
+	switch {
+	case s.c.cfg.Trust == TrustConnection: // every answer is an anchor
+	case len(s.holds) > 0 && heartbeat(s.timeout) >= 2*s.delay:
+		s.syncLocked(w, now)
+	default:
+		s.c.tasks.run(w.Ping)
+	}
+}
+
 // proveLocked sends one proof about holds and sees to its answer.
 func (s *session) proveLocked(w *wire.Conn, holds []*hold, now time.Time) {
 	b := &beat{w: w, sent: now}
@@ -193,6 +226,24 @@ func (s *session) proveLocked(w *wire.Conn, holds []*hold, now time.Time) {
 		s.mu.Unlock()
 		s.c.met.proof(s.c.cfg.Clock.Now().Sub(now))
 		s.proved(w, holds, failed, err)
+	})
+}
+
+// syncLocked sends a sync and sees to its answer. Unlike a ping's, it comes from the
+// leader: it is what a later proof needs to be anchored at what was answered before,
+// and its absence shows a server that is cut off from the others. Unlike a proof it
+// writes nothing.
+func (s *session) syncLocked(w *wire.Conn, now time.Time) {
+	b := &beat{w: w, sent: now}
+	s.beats[b] = struct{}{}
+	s.c.tasks.run(func() {
+		_, err := s.conn.Sync("/")
+		s.mu.Lock()
+		delete(s.beats, b)
+		s.mu.Unlock()
+		if err == nil {
+			s.resume(w, nil)
+		}
 	})
 }
 
@@ -311,14 +362,18 @@ func (s *session) checkTrust(h *hold) {
 	s.mu.Lock()
 	// Without a lease nothing proves the session, and D means nothing.
 	over := !s.isDead && len(s.holds) > 0 && !now.Before(s.deadline)
-	err := s.silenceLocked(now)
+	var err error
+	if over {
+		err = s.silenceLocked(now)
+	}
+	dead, reason, cause := s.isDead, s.reason, s.cause
 	s.mu.Unlock()
 	if over {
 		s.lose(TrustExpired, err)
+		s.mu.Lock()
+		dead, reason, cause = s.isDead, s.reason, s.cause
+		s.mu.Unlock()
 	}
-	s.mu.Lock()
-	dead, reason, cause := s.isDead, s.reason, s.cause
-	s.mu.Unlock()
 	if dead {
 		h.lose(reason, cause)
 	}
@@ -342,13 +397,18 @@ func (s *session) addHold(h *hold) (added bool, changed <-chan struct{}, err err
 		return false, nil, nil
 	}
 	if len(s.holds) == 0 {
-		// Until now only pings went out. The next beat is a proof, at once if the last
+		// Until now only syncs went out. The next beat is a proof, at once if the last
 		// one (a create, usually) will not carry us over two beats.
+		h := heartbeat(s.timeout)
 		s.nextBeat = now
-		if h := heartbeat(s.timeout); s.deadline.Sub(now) >= 2*h {
+		if s.deadline.Sub(now) >= 2*h {
 			s.nextBeat = now.Add(h)
 		}
-		s.wakeKeeper()
+		// A keeper that looks in time by itself need not be woken for every short hold.
+		// One whose time is over was stopped with the system and has not run since.
+		if due := s.deadline.Add(-h); s.keepsAt.After(due) || s.keepsAt.After(s.nextBeat) || s.keepsAt.Before(now) {
+			s.wakeKeeper()
+		}
 	}
 	s.holds[h] = struct{}{}
 	return true, nil, nil
@@ -363,9 +423,7 @@ func (s *session) dropHold(h *hold) {
 
 // verify proves one hold in one quorum round trip.
 func (s *session) verify(ctx context.Context, h *hold) error {
-	s.mu.Lock()
-	w := s.wire
-	s.mu.Unlock()
+	w := s.connection()
 	type answer struct {
 		failed *hold
 		err    error

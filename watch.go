@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -15,15 +16,13 @@ type attempt struct {
 	ticket *ticket
 	try    bool
 	opts   mutexOptions
-	since  time.Time
 }
 
 // errAgain sends an attempt back to making a node: its session was lost, or the
 // node is not in the queue any more.
 var errAgain = errors.New("the node is gone")
 
-// run makes a node and waits behind it until it is first, as often as needed
-// (design section 5).
+// run makes a node and waits behind it until it is first, as often as needed.
 func (a *attempt) run(ctx context.Context) (*Lease, error) {
 	c := a.m.c
 	for {
@@ -41,7 +40,7 @@ func (a *attempt) run(ctx context.Context) (*Lease, error) {
 				return nil, err
 			}
 		}
-		n, err := c.makeNode(ctx, s, a.m.full, c.nodeData(a.opts.identifier, a.since))
+		n, err := a.makeNode(ctx, s)
 		if errors.Is(err, errAgain) {
 			continue
 		}
@@ -87,11 +86,16 @@ func (a *attempt) wait(ctx context.Context, n *node) (*Lease, error) {
 	if err := a.turn(ctx, s); err != nil {
 		return nil, err
 	}
+	if p := a.ticket.predecessor(n.contender); p != nil && n.queue == nil && !a.try {
+		if err := a.behind(ctx, s, n, a.m.full+"/"+p.name); err != nil {
+			return nil, err
+		}
+	}
 	for {
 		if err := s.awaitUp(ctx); err != nil {
 			return nil, sessionGone(s, err)
 		}
-		children, err := c.children(ctx, s, a.m.full)
+		children, err := a.list(ctx, n)
 		switch {
 		case errors.Is(err, zk.ErrNoNode):
 			return nil, errAgain
@@ -102,6 +106,7 @@ func (a *attempt) wait(ctx context.Context, n *node) (*Lease, error) {
 		}
 		cs := contenders(children)
 		c.met.queueLength(len(cs) + c.waitersWithoutNode(a.m.full))
+		a.ticket.saw(cs)
 		listed, predecessor := place(cs, n.contender)
 		if !listed {
 			return nil, errAgain
@@ -122,6 +127,22 @@ func (a *attempt) wait(ctx context.Context, n *node) (*Lease, error) {
 			return nil, err
 		}
 	}
+}
+
+// list lists the queue, or takes the listing that was made right behind the create: if
+// the node is in it, or if the next listing would fail as well.
+func (a *attempt) list(ctx context.Context, n *node) ([]string, error) {
+	c, behind := a.m.c, n.queue
+	n.queue = nil
+	switch {
+	case behind == nil:
+	case behind.err == nil && slices.Contains(behind.names, n.name):
+		c.listed(n.s, a.m.full, behind.names)
+		return behind.names, nil
+	case behind.err != nil && !c.transient(ctx, n.s, behind.err):
+		return nil, behind.err
+	}
+	return c.children(ctx, n.s, a.m.full)
 }
 
 // turn waits until the one before us in this process has left.
@@ -172,7 +193,7 @@ func (a *attempt) behind(ctx context.Context, s *session, n *node, predecessor s
 	}
 	hidden := events == nil
 	for {
-		recheck := time.NewTimer(c.recheckPeriod(s))
+		recheck := time.NewTimer(c.recheckPeriod(s, a.m.full))
 		select {
 		case ev := <-events:
 			recheck.Stop()
@@ -237,16 +258,12 @@ func (s *session) unwatch(path string) {
 }
 
 // recheckPeriod is T less up to a quarter, so that many waiters do not ask at once.
-func (c *Client) recheckPeriod(s *session) time.Duration {
+func (c *Client) recheckPeriod(s *session, path string) time.Duration {
 	s.mu.Lock()
 	t := s.timeout
 	s.mu.Unlock()
-	return t - c.hosts.Jitter(t/4)
+	return t - c.hosts.Jitter(path, t/4)
 }
-
-// ownWatchDelay is how long a lease has to be held before a watch on its node is
-// worth a request.
-const ownWatchDelay = 50 * time.Millisecond
 
 // grant takes the lock for a node that was listed first. It returns neither a lease
 // nor an error when the queue has to be listed again first.
@@ -267,11 +284,7 @@ func (a *attempt) grant(ctx context.Context, n *node) (*Lease, error) {
 		if added {
 			c.met.granted()
 			c.logNode(s, n.path, n.token, "acquired", nil)
-			time.AfterFunc(ownWatchDelay, func() {
-				if h.alive() {
-					c.tasks.run(h.watchOwn)
-				}
-			})
+			c.young.add(h)
 			return l, nil
 		}
 		delete(h.leases, l)
