@@ -14,49 +14,18 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"github.com/go-zklock/zklock"
+	"github.com/go-zklock/zklock/integration/internal/mutexmodel"
 	"github.com/go-zklock/zklock/integration/internal/report"
 	"github.com/go-zklock/zklock/integration/zkcluster"
 )
 
-// mutexOp is an input of mutexModel: a lock, or the unlock, of the hold with a token.
-type mutexOp struct {
-	unlock bool
-	token  int64
-}
-
-// mutexModel is a mutex. Its state is the token of the hold, 0 for none.
-var mutexModel = porcupine.Model{
-	Init: func() any { return int64(0) },
-	Step: func(state, input, _ any) (bool, any) {
-		holder, op := state.(int64), input.(mutexOp)
-		if op.unlock {
-			return holder == op.token, int64(0)
-		}
-		return holder == 0, op.token
-	},
-	DescribeOperation: func(input, _ any) string {
-		op := input.(mutexOp)
-		if op.unlock {
-			return fmt.Sprintf("unlock %v", zklock.Token(op.token))
-		}
-		return fmt.Sprintf("lock %v", zklock.Token(op.token))
-	},
-}
-
-// history turns grants of one key into operations. A grant whose end is not known may
-// end at any time after the holder let go.
+// history turns grants of one key into operations of the mutex model.
 func history(grants []report.Line) []porcupine.Operation {
-	var ops []porcupine.Operation
-	for i, g := range grants {
-		done := g.Done
-		if done == 0 {
-			done = math.MaxInt64
-		}
-		ops = append(ops,
-			porcupine.Operation{ClientId: i, Input: mutexOp{token: g.Token}, Call: g.Asked, Return: g.Got},
-			porcupine.Operation{ClientId: i, Input: mutexOp{unlock: true, token: g.Token}, Call: g.End, Return: done})
+	var holds []mutexmodel.Hold
+	for _, g := range grants {
+		holds = append(holds, mutexmodel.Hold{Token: g.Token, Asked: g.Asked, Got: g.Got, End: g.End, Done: g.Done})
 	}
-	return ops
+	return mutexmodel.Operations(holds)
 }
 
 // The model has to find an overlap, or it shows nothing.
@@ -69,7 +38,7 @@ func TestMutexModelFindsAnOverlap(t *testing.T) {
 		grants []report.Line
 		ok     bool
 	}{{[]report.Line{a, behind}, true}, {[]report.Line{a, overlaps}, false}, {[]report.Line{open, behind}, true}, {[]report.Line{open, overlaps}, false}} {
-		if got := porcupine.CheckOperations(mutexModel, history(tc.grants)); got != tc.ok {
+		if got := porcupine.CheckOperations(mutexmodel.Model, history(tc.grants)); got != tc.ok {
 			t.Errorf("%+v: %v, want %v", tc.grants, got, tc.ok)
 		}
 	}
@@ -205,7 +174,7 @@ func checkGrants(t *testing.T, all []report.Line, paths []string, want int) {
 			least = min(least, time.Duration(g.Got-before.End))
 		}
 		t.Logf("%s: %d grants; the smallest gap between two holders is %v; the longest wait %v", path, len(grants), least, ms(wait))
-		switch res := porcupine.CheckOperationsTimeout(mutexModel, history(grants), time.Minute); res {
+		switch res := porcupine.CheckOperationsTimeout(mutexmodel.Model, history(grants), time.Minute); res {
 		case porcupine.Ok:
 		default:
 			t.Errorf("%s: the mutex model says %v", path, res)

@@ -11,6 +11,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/go-zklock/zklock"
+	"github.com/go-zklock/zklock/integration/internal/figures"
 )
 
 // F21: children that are no contenders neither block nor break anything.
@@ -100,7 +101,9 @@ func TestDeletionByAnOperatorIsSeenAtWatchSpeed(t *testing.T) {
 	for _, name := range []string{"the node", "the subtree"} {
 		t.Run(name, func(t *testing.T) {
 			ctx := bounded(t)
-			follower, leader := roles(t, ensemble.Get(t))
+			cluster := ensemble.Get(t)
+			version := versionOf(t, cluster)
+			follower, leader := roles(t, cluster)
 			operator := observe(t, leader)
 			path := uniquePath(t)
 			// H is 6.7 s: what is seen much sooner was seen by the watch.
@@ -132,6 +135,7 @@ func TestDeletionByAnOperatorIsSeenAtWatchSpeed(t *testing.T) {
 				t.Errorf("Await: %v, want reason %v", err, zklock.NodeDeleted)
 			}
 			next := granted(t, "the waiter", waiter)
+			figures.Record(t, "an operator deletes "+name, version, figures.HandOver, time.Since(begun))
 			t.Logf("lost %v and handed over %v after the deletion", ms(took), ms(time.Since(begun)))
 			if took > 5*time.Second {
 				t.Errorf("the loss was seen after %v: not by the watch", took)

@@ -14,14 +14,44 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/go-zklock/zklock"
+	"github.com/go-zklock/zklock/integration/internal/figures"
 	"github.com/go-zklock/zklock/integration/zkcluster"
 )
 
-func TestMain(m *testing.M) { os.Exit(zkcluster.Main(m)) }
+func TestMain(m *testing.M) {
+	code := zkcluster.Main(m)
+	if err := figures.WriteTables(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
 
 // ensemble has ZooKeeper's sample settings: a tick of two seconds, and five of them
 // until a server that is cut off gives up.
 var ensemble = zkcluster.NewShared(zkcluster.Options{Servers: 3})
+
+// older runs the version before.
+var older = zkcluster.NewShared(zkcluster.Options{Servers: 3, Version: "3.8"})
+
+// onBothVersions runs what the contract stands on with two versions of ZooKeeper at the same time.
+func onBothVersions(t *testing.T, test func(t *testing.T, on *zkcluster.Shared)) {
+	t.Helper()
+	for name, on := range map[string]*zkcluster.Shared{"3.9": ensemble, "3.8": older} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, on)
+		})
+	}
+}
+
+// versionOf is the version that a cluster runs.
+func versionOf(t testing.TB, cluster *zkcluster.Cluster) string {
+	t.Helper()
+	version, err := cluster.Server(0).Version(bounded(t))
+	must(t, "version", err)
+	return version
+}
 
 // patience bounds each wait for an event. How long things take is printed, not
 // asserted.

@@ -63,7 +63,7 @@ func (m *mover) pass(ctx context.Context) {
 	m.gate = context.Cause(ctx)
 }
 
-// The holders' server is cut off from the quorum. With T = 12 s there is time to
+// F7: the holders' server is cut off from the quorum. With T = 12 s there is time to
 // prove the leases on another server; with T = 6 s often, but a lease that was
 // proved two beats ago may run out first. Then it has to be lost.
 func TestHolderMovesOffAServerThatIsCutOff(t *testing.T) {
@@ -101,6 +101,9 @@ func TestHolderMovesOffAServerThatIsCutOff(t *testing.T) {
 				h := m.timeout / 6
 				t.Logf("T = %-3v 2H = %v: held back %v after the cut, went on %v after that: %v", m.timeout, 2*h,
 					ms(m.suspended.Sub(begun)), ms(m.passed.Sub(m.suspended)), m.gate)
+				if took := m.suspended.Sub(begun); took > 2*h+slack {
+					t.Errorf("T = %v: suspended %v after the cut, want 2H = %v", m.timeout, took, 2*h)
+				}
 				if m.gate != nil {
 					if !errors.Is(m.gate, zklock.ErrLost) {
 						t.Errorf("T = %v: Await returned %v", m.timeout, m.gate)

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/go-zklock/zklock"
+	"github.com/go-zklock/zklock/integration/internal/figures"
 	"github.com/go-zklock/zklock/integration/zkcluster"
 	"github.com/go-zklock/zklock/integration/zkproxy"
 )
@@ -103,7 +104,9 @@ var outages = map[string]func(*zkproxy.Proxy) (back func()){"connection cut": cu
 // F4: a waiter gives up, and a newcomer too, while their client is cut off. Both
 // nodes go once it is back, in the same session.
 func TestGivingUpDuringAnOutageLeavesNothing(t *testing.T) {
-	follower, leader := roles(t, ensemble.Get(t))
+	cluster := ensemble.Get(t)
+	version := versionOf(t, cluster)
+	follower, leader := roles(t, cluster)
 	observer := observe(t, leader)
 	for name, cut := range outages {
 		t.Run(name, func(t *testing.T) {
@@ -135,6 +138,7 @@ func TestGivingUpDuringAnOutageLeavesNothing(t *testing.T) {
 			healed := time.Now()
 			awaitNodes(t, observer, path, 1)
 			awaitNodes(t, observer, free, 0)
+			figures.Record(t, "giving up: "+name, version, figures.Recovery, time.Since(healed))
 			t.Logf("the nodes were gone %v after the heal; the session would have lived for %v", ms(time.Since(healed)), 30*time.Second)
 			time.Sleep(500 * time.Millisecond)
 			if left := nodes(t, observer, free); len(left) > 0 {
@@ -151,7 +155,9 @@ func TestGivingUpDuringAnOutageLeavesNothing(t *testing.T) {
 // F13: the holder releases while it is cut off, and comes back before its session
 // expires. The lock is free with the heal and not with the expiry.
 func TestReleaseDuringAnOutageFreesTheLockWithTheHeal(t *testing.T) {
-	follower, leader := roles(t, ensemble.Get(t))
+	cluster := ensemble.Get(t)
+	version := versionOf(t, cluster)
+	follower, leader := roles(t, cluster)
 	observer := observe(t, leader)
 	for name, cut := range outages {
 		t.Run(name, func(t *testing.T) {
@@ -178,6 +184,7 @@ func TestReleaseDuringAnOutageFreesTheLockWithTheHeal(t *testing.T) {
 			must(t, "Release again", l.Release(ctx))
 			released := time.Since(healed)
 			next := granted(t, "waiter", waiter)
+			figures.Record(t, "release: "+name, version, figures.HandOver, time.Since(healed))
 			t.Logf("released %v and handed over %v after the heal", ms(released), ms(time.Since(healed)))
 			if c.SessionID() != session {
 				t.Errorf("session %x became %x: it expired", session, c.SessionID())

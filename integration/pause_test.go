@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-zklock/zklock"
+	"github.com/go-zklock/zklock/integration/internal/figures"
 	"github.com/go-zklock/zklock/integration/zkcluster"
 	"github.com/go-zklock/zklock/integration/zkproxy"
 )
@@ -39,7 +40,12 @@ func newLine(t *testing.T, addr, path string, timeout time.Duration, joined func
 
 // F1 and F2: everybody is away for less than the trust window. Then everything is
 // as before.
-func TestShortDisconnectChangesNothing(t *testing.T) {
+func TestShortDisconnectChangesNothing(t *testing.T) { //nolint:tparallel // other tests break the same servers
+	onBothVersions(t, shortDisconnect)
+}
+
+func shortDisconnect(t *testing.T, on *zkcluster.Shared) {
+	t.Helper()
 	const timeout = 30 * time.Second
 	for _, tc := range []struct {
 		name string
@@ -60,7 +66,8 @@ func TestShortDisconnectChangesNothing(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			cluster := ensemble.Get(t)
+			cluster := on.Get(t)
+			version := versionOf(t, cluster)
 			ctx := bounded(t)
 			server, leader := roles(t, cluster)
 			observer := observe(t, leader)
@@ -95,7 +102,9 @@ func TestShortDisconnectChangesNothing(t *testing.T) {
 			}
 
 			must(t, "heal", heal())
+			healed := time.Now()
 			must(t, "Await", <-passed)
+			figures.Record(t, tc.name+" for less than T", version, figures.Recovery, time.Since(healed))
 			t.Logf("held again %v after the cut; trust window %v", ms(time.Since(begun)), timeout-timeout/100)
 			held(t, l.lease, node, token)
 			for i, s := range l.states {
@@ -126,6 +135,7 @@ func TestShortDisconnectChangesNothing(t *testing.T) {
 // its trust window, so nothing is lost and nobody queues anew.
 func TestRollingRestartLosesNothing(t *testing.T) {
 	cluster := ensemble.Get(t)
+	version := versionOf(t, cluster)
 	ctx := bounded(t)
 	path := uniquePath(t)
 	clients := []*zklock.Client{clientOf(t, cluster.Addrs(), 40*time.Second), clientOf(t, cluster.Addrs(), 40*time.Second)}
@@ -137,7 +147,9 @@ func TestRollingRestartLosesNothing(t *testing.T) {
 
 	begun := time.Now()
 	must(t, "rolling restart", cluster.RollingRestart(ctx))
+	restarted := time.Now()
 	must(t, "Await", lease.Await(ctx))
+	figures.Record(t, "rolling restart", version, figures.Recovery, time.Since(restarted))
 	t.Logf("three restarts took %v; holder: %v; waiter: %v", ms(time.Since(begun)), st[0], st[1])
 	held(t, lease, node, token)
 	if n := st[0].count(zklock.Lost) + st[1].count(zklock.Lost); n > 0 {

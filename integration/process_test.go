@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/go-zklock/zklock"
+	"github.com/go-zklock/zklock/integration/internal/figures"
 	"github.com/go-zklock/zklock/integration/internal/report"
 )
 
@@ -146,6 +147,7 @@ func (s *stores) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func TestStoppedHolderIsToldAtItsFirstGateAndFencedByItsToken(t *testing.T) {
 	const timeout = 6 * time.Second
 	cluster := ensemble.Get(t)
+	version := versionOf(t, cluster)
 	ctx := bounded(t)
 	store := &stores{largest: make(map[string]int64)}
 	server := httptest.NewServer(store)
@@ -184,6 +186,7 @@ func TestStoppedHolderIsToldAtItsFirstGateAndFencedByItsToken(t *testing.T) {
 			}
 		}
 		if i == 0 {
+			figures.Record(t, "holder stopped, T = 6 s", version, figures.HandOver, time.Since(stopped))
 			t.Logf("T = %v: the rival held %v after the stop", timeout, ms(time.Since(stopped)))
 		}
 	}
@@ -236,6 +239,7 @@ func TestKilledHolderIsFollowedAndItsSuccessorQueuesAnew(t *testing.T) {
 		slack   = 15 * time.Second // of a busy machine
 	)
 	cluster := ensemble.Get(t)
+	version := versionOf(t, cluster)
 	path := uniquePath(t)
 	program := buildWorker(t)
 	args := []string{"-mode", "hold", "-servers", cluster.ConnectString(), "-timeout", timeout.String(), "-paths", path}
@@ -253,6 +257,7 @@ func TestKilledHolderIsFollowedAndItsSuccessorQueuesAnew(t *testing.T) {
 	r := returned(t, "next worker", next)
 	must(t, "next worker", r.err)
 	took, limit := r.at.Sub(killed), timeout+3*tick/2
+	figures.Record(t, "holder killed, T = 6 s", version, figures.HandOver, took)
 	t.Logf("T = %v: the next worker holds %v after the kill; T + 1.5 tick = %v", timeout, ms(took), limit)
 	if took > limit+slack {
 		t.Errorf("that is later than %v", limit+slack)

@@ -76,7 +76,7 @@ func TestWarmAcquireAndReleaseCostTwoWritesAndOneRead(t *testing.T) {
 	}
 }
 
-func TestFreshPathCostsAtMostThreeWrites(t *testing.T) {
+func TestFreshPathCostsTwoWrites(t *testing.T) {
 	follower, leader := roles(t, ensemble.Get(t))
 	ensure(t, observe(t, leader), "/dedup")
 	c, p := viaProxy(t, follower, 30*time.Second)
@@ -84,8 +84,8 @@ func TestFreshPathCostsAtMostThreeWrites(t *testing.T) {
 		name, path string
 		writes     int
 	}{
-		{"parent there", uniquePath(t), 2},
-		{"nothing there", "/fresh" + uniquePath(t)[len("/dedup/it"):] + "/key", 3},
+		{"parent there", uniquePath(t), 1},
+		{"nothing there", "/fresh" + uniquePath(t)[len("/dedup/it"):] + "/key", 2},
 	} {
 		var l *zklock.Lease
 		counts := cost(p, func() { l = acquire(t, mutexOf(t, c, tc.path)) })
@@ -94,6 +94,20 @@ func TestFreshPathCostsAtMostThreeWrites(t *testing.T) {
 			t.Errorf("%s: %d writes, want %d", tc.name, n, tc.writes)
 		}
 		release(t, l)
+		// The path is a container, so it goes.
+		observer := observe(t, leader)
+		for {
+			there, _, events, err := observer.ExistsW(tc.path)
+			must(t, "look for "+tc.path, err)
+			if !there {
+				break
+			}
+			select {
+			case <-events:
+			case <-bounded(t).Done():
+				t.Fatalf("%s is not reaped", tc.path)
+			}
+		}
 	}
 }
 
@@ -177,7 +191,8 @@ func TestTwoHundredGoroutinesOnOneMutexCostLittle(t *testing.T) {
 	if n > 2 {
 		t.Errorf("%d nodes at a time, want at most 2", n)
 	}
-	if w := counts.Writes(); w > 2*goroutines {
+	// One each, and few more while the line begins and ends.
+	if w := counts.Writes(); w > goroutines+goroutines/4 {
 		t.Errorf("%d writes for %d hand-overs", w, goroutines)
 	}
 	if r := counts.Reads(); r > 2*goroutines {

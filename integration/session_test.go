@@ -2,10 +2,7 @@ package integration
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"fmt"
-	"io"
 	"net"
 	"slices"
 	"sync"
@@ -13,6 +10,9 @@ import (
 	"time"
 
 	"github.com/go-zklock/zklock"
+	"github.com/go-zklock/zklock/integration/internal/expire"
+	"github.com/go-zklock/zklock/integration/internal/figures"
+	"github.com/go-zklock/zklock/integration/zkcluster"
 )
 
 // greeting is what a server answers to the request for a session.
@@ -27,64 +27,31 @@ type greeted struct {
 	g *greeting
 }
 
-// The answer: its length, the version, the timeout, the session id, and the password
-// with its length.
-const greetingSize = 4 + 4 + 4 + 8 + 4 + 16
-
 func (c greeted) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	c.g.mu.Lock()
 	defer c.g.mu.Unlock()
-	if missing := greetingSize - len(c.g.buf); missing > 0 {
+	if missing := expire.GreetingSize - len(c.g.buf); missing > 0 {
 		c.g.buf = append(c.g.buf, p[:min(n, missing)]...)
 	}
 	return n, err
 }
 
-// closeSession ends the session of a greeting over a connection to another server than
-// the owner's, as a second process with the same id and password does. To the owner that
-// is an expiry. (On the owner's server the two connections would close each other.)
-func closeSession(ctx context.Context, server string, g *greeting) error {
+// bytes are what was read so far.
+func (g *greeting) bytes() []byte {
 	g.mu.Lock()
-	secret := append([]byte(nil), g.buf...)
-	g.mu.Unlock()
-	if len(secret) < greetingSize {
-		return fmt.Errorf("only %d bytes of the greeting were seen", len(secret))
-	}
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", server)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	deadline, _ := ctx.Deadline()
-	if err := conn.SetDeadline(deadline); err != nil {
-		return err
-	}
-	// Version 0, no zxid seen, the timeout, the session and its password.
-	request := binary.BigEndian.AppendUint32(nil, 44)
-	request = append(request, make([]byte, 12)...)
-	request = append(request, secret[8:greetingSize]...)
-	// Then xid 1, closeSession.
-	request = binary.BigEndian.AppendUint32(request, 8)
-	request = binary.BigEndian.AppendUint32(request, 1)
-	request = binary.BigEndian.AppendUint32(request, 0xfffffff5)
-	if _, err := conn.Write(request); err != nil {
-		return err
-	}
-	answer := make([]byte, greetingSize)
-	if _, err := io.ReadFull(conn, answer); err != nil {
-		return fmt.Errorf("resume the session: %w", err)
-	}
-	if string(answer[12:20]) != string(secret[12:20]) {
-		return fmt.Errorf("resumed session %x, want %x", answer[12:20], secret[12:20])
-	}
-	_, err = io.Copy(io.Discard, conn) // until the server has closed it
-	return err
+	defer g.mu.Unlock()
+	return slices.Clone(g.buf)
 }
 
 // F8: a session ends. Each of its leases is lost once, the lock can be taken again at
 // once, and a late Release takes nothing from the next holder.
-func TestExpiredSessionLosesItsLeasesOnce(t *testing.T) {
+func TestExpiredSessionLosesItsLeasesOnce(t *testing.T) { //nolint:tparallel // other tests break the same servers
+	onBothVersions(t, expiredSession)
+}
+
+func expiredSession(t *testing.T, on *zkcluster.Shared) {
+	t.Helper()
 	for _, tc := range []struct {
 		name    string
 		reasons []zklock.Reason
@@ -95,7 +62,9 @@ func TestExpiredSessionLosesItsLeasesOnce(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			ctx := bounded(t)
-			follower, leader := roles(t, ensemble.Get(t))
+			cluster := on.Get(t)
+			version := versionOf(t, cluster)
+			follower, leader := roles(t, cluster)
 			observer := observe(t, leader)
 			var g greeting
 			c, p := viaProxy(t, follower, 6*time.Second, func(cfg *zklock.Config) {
@@ -122,7 +91,7 @@ func TestExpiredSessionLosesItsLeasesOnce(t *testing.T) {
 			if tc.reasons[0] == zklock.TrustExpired {
 				back = silence(p)
 			} else {
-				must(t, "end the session", closeSession(ctx, leader.Addr(), &g))
+				must(t, "end the session", expire.Session(ctx, leader.Addr(), g.bytes()))
 			}
 			var ends []time.Duration
 			for _, l := range leases {
@@ -140,11 +109,14 @@ func TestExpiredSessionLosesItsLeasesOnce(t *testing.T) {
 				next[i] = granted(t, "the next holder", r)
 			}
 			t.Logf("lost after %v, taken by another after %v", ends, ms(time.Since(begun)))
+			figures.Record(t, "session "+tc.name, version, figures.HandOver, time.Since(begun))
 			back()
+			healed := time.Now()
 
 			again := acquireAsync(ctx, mutexOf(t, c, paths[0]))
 			awaitNodes(t, observer, paths[0], 2)
 			other := acquire(t, mutexOf(t, c, uniquePath(t)))
+			figures.Record(t, "session "+tc.name, version, figures.Recovery, time.Since(healed))
 			if c.SessionID() == session {
 				t.Errorf("the session is still %x", session)
 			}

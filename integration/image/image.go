@@ -8,7 +8,6 @@ package image
 import (
 	"context"
 	"embed"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -32,7 +31,7 @@ const DefaultVersion = "3.9"
 // fails at once, but a firewall that drops packets would hold up every run for minutes.
 const pullPatience = 15 * time.Second
 
-//go:embed build.sh entrypoint.sh
+//go:embed build.sh entrypoint.sh peers.sh
 var recipe embed.FS
 
 // Ensure returns the name of an image of the given ZooKeeper version ("3.9" or "3.8", "" for
@@ -64,7 +63,7 @@ func Ensure(ctx context.Context, docker client.APIClient, version string, logf f
 	}
 
 	official := "zookeeper:" + version
-	built, err := script(ctx, nil, "--tag", version)
+	built, err := script(ctx, nil, "build.sh", "--tag", version)
 	if err != nil {
 		return "", err
 	}
@@ -84,7 +83,24 @@ func Ensure(ctx context.Context, docker client.APIClient, version string, logf f
 		return "", ctx.Err()
 	}
 	logf("cannot pull %s (%v); building an image from Debian's packages, once, in a minute or two", official, err)
-	return script(ctx, logf, version)
+	return script(ctx, logf, "build.sh", version)
+}
+
+// EnsurePeers returns the name of an image with a JDK and Curator, and with Python and kazoo. It is built unless
+// it is there.
+func EnsurePeers(ctx context.Context, docker client.APIClient, logf func(format string, args ...any)) (string, error) {
+	if logf == nil {
+		logf = func(string, ...any) {}
+	}
+	name, err := script(ctx, nil, "peers.sh", "--tag")
+	if err != nil {
+		return "", err
+	}
+	if ok, err := present(ctx, docker, name); err != nil || ok {
+		return name, err
+	}
+	logf("building an image with Curator and kazoo from Debian's packages, once, in a minute or two")
+	return script(ctx, logf, "peers.sh")
 }
 
 // present tells whether the engine has the image.
@@ -125,27 +141,27 @@ func pull(ctx context.Context, docker client.APIClient, name string) error {
 	return err
 }
 
-// script runs build.sh from a temporary folder, so that it works wherever the test binary was built,
+// script runs one of the scripts from a temporary folder, so that it works wherever the test binary was built,
 // and returns the image name that it prints.
-func script(ctx context.Context, logf func(string, ...any), args ...string) (string, error) {
+func script(ctx context.Context, logf func(string, ...any), script string, args ...string) (string, error) {
 	dir, err := os.MkdirTemp("", "zklock-image-recipe-")
 	if err != nil {
 		return "", err
 	}
 	defer os.RemoveAll(dir)
-	for _, name := range []string{"build.sh", "entrypoint.sh"} {
+	for _, name := range []string{"build.sh", "entrypoint.sh", "peers.sh"} {
 		text, err := recipe.ReadFile(name)
 		if err != nil {
 			return "", err
 		}
-		// Executable, since build.sh starts itself again under sudo and installs the other one.
+		// Executable, since the scripts start themselves again under sudo and install the entry point.
 		if err := os.WriteFile(filepath.Join(dir, name), text, 0o700); err != nil { //nolint:gosec // a script
 			return "", err
 		}
 	}
 
 	var progress strings.Builder
-	cmd := exec.CommandContext(ctx, "/bin/sh", append([]string{filepath.Join(dir, "build.sh")}, args...)...)
+	cmd := exec.CommandContext(ctx, "/bin/sh", append([]string{filepath.Join(dir, script)}, args...)...)
 	cmd.Stderr = &progress
 	// SIGINT lets the script remove its half-made tree. It goes to the whole group, because the shell
 	// looks at signals only after the program that it waits for has ended.
@@ -157,11 +173,11 @@ func script(ctx context.Context, logf func(string, ...any), args ...string) (str
 		logf("%s", strings.TrimSpace(progress.String()))
 	}
 	if err != nil {
-		return "", fmt.Errorf("building the ZooKeeper image: %w\n%s", err, progress.String())
+		return "", fmt.Errorf("building an image with %s: %w\n%s", script, err, progress.String())
 	}
 	name := strings.TrimSpace(string(out))
 	if name == "" {
-		return "", errors.New("building the ZooKeeper image: build.sh printed no name")
+		return "", fmt.Errorf("building an image: %s printed no name", script)
 	}
 	return name, nil
 }

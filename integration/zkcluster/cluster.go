@@ -4,6 +4,7 @@
 // one another, "clients" what clients say to them. So either can be cut alone:
 //
 //	CutPeers, DetachPeers   the server loses the ensemble and keeps its clients
+//	DeafenPeers             it hears nothing of the ensemble, which hears it
 //	CutClients              the clients lose the server, which stays in the quorum
 //	StallUplink             only what clients send is lost; TCP sends it again after the heal
 //	Pause, Freeze           the server stops answering and keeps every connection
@@ -55,6 +56,9 @@ type Options struct {
 	SyncLimit int
 	// JVMFlags are put after the flags that make a server small and quick to start. Default none.
 	JVMFlags []string
+	// Files are put into each server's container before it starts, by their names there. They are asked for when the
+	// server's address is known. Default none.
+	Files func(s *Server) (map[string][]byte, error)
 	// Env is added to the containers' environment and wins over what the fields above say. Lines for zoo.cfg
 	// go into ZOO_CFG_EXTRA, separated by blanks. Default none.
 	Env map[string]string

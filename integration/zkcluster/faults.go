@@ -20,6 +20,7 @@ const EnvCuts = "ZKLOCK_CUTS"
 // cuts are the silent cuts that stand. A cut drops packets without an answer, so neither side is told.
 type cuts struct {
 	peers      bool
+	fromPeers  bool // one way only
 	toServer   bool
 	fromServer bool
 }
@@ -34,8 +35,10 @@ func (s *Server) rules() string {
 		line(":%s ACCEPT [0:0]", chain)
 	}
 	// By address and port, so that the other network stays as it is, and four-letter words can come over it.
-	if s.cuts.peers {
+	if s.cuts.peers || s.cuts.fromPeers {
 		line("-A INPUT -d %s -p tcp -m multiport --ports %d,%d -j DROP", s.peerAddr, followerPort, electionPort)
+	}
+	if s.cuts.peers {
 		line("-A OUTPUT -s %s -p tcp -m multiport --ports %d,%d -j DROP", s.peerAddr, followerPort, electionPort)
 	}
 	if s.cuts.toServer {
@@ -55,9 +58,14 @@ func (s *Server) CutPeers(ctx context.Context) error {
 	return s.setCuts(ctx, func(c *cuts) { c.peers = true })
 }
 
-// HealPeers ends CutPeers.
+// DeafenPeers silently drops what the other servers send to this one, and lets through what it sends.
+func (s *Server) DeafenPeers(ctx context.Context) error {
+	return s.setCuts(ctx, func(c *cuts) { c.fromPeers = true })
+}
+
+// HealPeers ends CutPeers and DeafenPeers.
 func (s *Server) HealPeers(ctx context.Context) error {
-	return s.setCuts(ctx, func(c *cuts) { c.peers = false })
+	return s.setCuts(ctx, func(c *cuts) { c.peers, c.fromPeers = false, false })
 }
 
 // CutClients silently drops everything between this server and its clients, both ways. The server stays in

@@ -91,6 +91,7 @@ func TestCutFromPeers(t *testing.T) {
 	}{
 		{"silent", (*zkcluster.Server).CutPeers},
 		{"detached", (*zkcluster.Server).DetachPeers},
+		{"one way", (*zkcluster.Server).DeafenPeers},
 	}
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {

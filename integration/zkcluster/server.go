@@ -28,6 +28,7 @@ const (
 	clientPort   = 2181
 	followerPort = 2888
 	electionPort = 3888
+	securePort   = 2281
 )
 
 // Server is one ZooKeeper server in its container.
@@ -57,6 +58,16 @@ func (s *Server) create(ctx context.Context, env map[string]string) error {
 	}
 	defer unlock()
 	c := s.cluster
+	var files []testcontainers.ContainerFile
+	if c.opts.Files != nil {
+		contents, err := c.opts.Files(s)
+		if err != nil {
+			return err
+		}
+		for name, content := range contents {
+			files = append(files, testcontainers.ContainerFile{Reader: bytes.NewReader(content), ContainerFilePath: name, FileMode: 0o644})
+		}
+	}
 	joinPeers := func(ctx context.Context, made testcontainers.Container) error {
 		return c.peers.connect(ctx, made.GetContainerID(), s.peerAddr)
 	}
@@ -65,6 +76,7 @@ func (s *Server) create(ctx context.Context, env map[string]string) error {
 		testcontainers.WithName(fmt.Sprintf("%s-zk%d", c.name, s.id)),
 		testcontainers.WithLabels(labels()),
 		testcontainers.WithEnv(env),
+		testcontainers.WithFiles(files...),
 		testcontainers.WithHostConfigModifier(func(host *container.HostConfig) {
 			// For iptables inside, on a machine where the host cannot enter the container's network.
 			host.CapAdd = []string{"NET_ADMIN"}
@@ -95,6 +107,14 @@ func (s *Server) ID() int { return s.id }
 func (s *Server) Addr() string {
 	return net.JoinHostPort(s.clientAddr.String(), strconv.Itoa(clientPort))
 }
+
+// SecureAddr returns the address for clients that use TLS, on a cluster whose Env sets secureClientPort=2281.
+func (s *Server) SecureAddr() string {
+	return net.JoinHostPort(s.clientAddr.String(), strconv.Itoa(securePort))
+}
+
+// ClientIP returns the address on the clients' network.
+func (s *Server) ClientIP() net.IP { return s.clientAddr.AsSlice() }
 
 // ContainerID returns the id of the server's container, for what this package does not do.
 func (s *Server) ContainerID() string { return s.container }
@@ -335,6 +355,7 @@ func (s *Server) state() string {
 		{s.frozen, "frozen"},
 		{s.detached, "detached from its peers"},
 		{s.cuts.peers, "cut from its peers"},
+		{s.cuts.fromPeers, "deaf to its peers"},
 		{s.cuts.toServer && s.cuts.fromServer, "cut from its clients"},
 		{s.cuts.toServer && !s.cuts.fromServer, "uplink stalled"},
 	} {

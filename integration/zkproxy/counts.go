@@ -97,6 +97,8 @@ type ConnSnapshot struct {
 	Session int64
 	// Timeout is the session timeout that the server granted, in milliseconds.
 	Timeout int32
+	// Greeting is the server's answer to the request for a session, with its length in front; nil before it came.
+	Greeting []byte
 	// Open tells whether the connection stands.
 	Open bool
 	Counts

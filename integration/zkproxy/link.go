@@ -46,15 +46,16 @@ type link struct {
 	done   context.Context // ends with the link
 	finish context.CancelFunc
 
-	counts  Counts
-	session int64
-	timeout int32
-	aborted bool
-	ended   [2]bool
-	server  net.Conn
-	queues  [2]*queue
-	pending map[int32]Kind // by xid
-	greeted bool           // the server's first frame, which answers connect, was seen
+	counts   Counts
+	session  int64
+	timeout  int32
+	greeting []byte // never changed
+	aborted  bool
+	ended    [2]bool
+	server   net.Conn
+	queues   [2]*queue
+	pending  map[int32]Kind // by xid
+	greeted  bool           // the server's first frame, which answers connect, was seen
 }
 
 func newLink(p *Proxy, id int, client net.Conn) *link {
@@ -181,6 +182,7 @@ func (l *link) answer(frame []byte) item {
 			}
 			l.timeout = int32(binary.BigEndian.Uint32(body[4:]))
 			l.session = int64(binary.BigEndian.Uint64(body[8:]))
+			l.greeting = frame
 			return
 		}
 		xid, ok := replyXid(body)

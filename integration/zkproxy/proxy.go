@@ -227,7 +227,7 @@ func (p *Proxy) snapshot() Snapshot {
 	for _, l := range p.links {
 		s.Total.add(l.counts)
 		s.Conns = append(s.Conns, ConnSnapshot{
-			ID: l.id, Session: l.session, Timeout: l.timeout, Open: !l.aborted, Counts: l.counts.clone(),
+			ID: l.id, Session: l.session, Timeout: l.timeout, Greeting: l.greeting, Open: !l.aborted, Counts: l.counts.clone(),
 		})
 	}
 	return s

@@ -20,10 +20,24 @@ const (
 	Gated    Event = "gated"    // Await has let the work begin
 	Woke     Event = "woke"     // the first gate after the process had been stopped
 	Wrote    Event = "wrote"    // what the stores answered
+	Checked  Event = "checked"  // what Await and Verify said of a lease
 	Grant    Event = "grant"    // one acquisition from beginning to end
 	Finished Event = "finished" // nothing is left to do
 	Closed   Event = "closed"   // the client is closed, and its goroutines are gone
 	Failed   Event = "failed"   // something that must not happen
+)
+
+// The events of the peers' adapters, beside Acquired, Grant, Finished, Closed and Failed.
+const (
+	Ready       Event = "ready"       // a session stands
+	TimedOut    Event = "timed out"   // an acquire was not granted in its time
+	Released    Event = "released"    // a lock was given back
+	Suspended   Event = "suspended"   // the client says that the connection is in doubt
+	Reconnected Event = "reconnected" // the client says that the same session goes on
+	Lost        Event = "lost"        // the client says that the session, or the lock, is lost
+	Status      Event = "status"      // the answer to "status"; State says what the client believes
+	Tried       Event = "tried"       // a try without a wait; State is "held" or "acquired"
+	Guarded     Event = "guarded"     // a key has an outcome; State is "ran" or "replayed"
 )
 
 // Line is one line. Times are of Now.
@@ -35,12 +49,18 @@ type Line struct {
 	Token int64  `json:"token,omitempty"`
 	Error string `json:"error,omitempty"`
 	Lost  bool   `json:"lost,omitempty"` // Error is a *LostError
+	State string `json:"state,omitempty"`
 
 	// Of Wrote: HTTP status codes.
 	Fenced int `json:"fenced,omitempty"`
 	Open   int `json:"open,omitempty"`
 
-	// Of Grant. The lock was held from Got until End at least; Release was called then and returned at Done, which is
+	// Of Status. Memory is in bytes: of a Go program its heap and stacks after a collection, of the others what is
+	// resident.
+	Waiting int64 `json:"waiting,omitempty"` // calls of Acquire that have not returned
+	Memory  int64 `json:"memory,omitempty"`
+
+	// Of Grant, and of Tried and Guarded, which have no Got and End. The lock was held from Got until End at least; Release was called then and returned at Done, which is
 	// 0 if it is not known when the ensemble took the lock back.
 	Asked int64 `json:"asked,omitempty"`
 	Got   int64 `json:"got,omitempty"`

@@ -15,8 +15,8 @@ import (
 	"github.com/go-zklock/zklock/integration/internal/report"
 )
 
-// holdAll takes every lock and then obeys: "write" makes one gated write with each.
-// At the end of the input it releases.
+// holdAll takes every lock and then obeys: "write" makes one gated write with each,
+// "check" says of each whether it is still held. At the end of the input it releases.
 func (w *worker) holdAll(ctx context.Context) error {
 	var leases []*zklock.Lease
 	for _, path := range w.paths {
@@ -39,6 +39,12 @@ func (w *worker) holdAll(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if command == "check" {
+			for i, l := range leases {
+				w.check(ctx, w.paths[i], l)
+			}
+			continue
+		}
 		if command != "write" {
 			return fmt.Errorf("unknown command %q", command)
 		}
@@ -60,6 +66,19 @@ func (w *worker) holdAll(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// check waits for the gate of a lease, and asks the ensemble.
+func (w *worker) check(ctx context.Context, path string, l *zklock.Lease) {
+	line := report.Line{Event: report.Checked, Path: path, Node: l.Path(), Token: int64(l.Token())}
+	err := l.Await(ctx)
+	if err == nil {
+		err = l.Verify(ctx)
+	}
+	if err != nil {
+		line.Error, line.Lost = err.Error(), errors.Is(err, zklock.ErrLost)
+	}
+	w.out.Line(line)
 }
 
 // noticeStop passes a gate every few milliseconds. When it finds that the process

@@ -3,6 +3,7 @@
 //
 //	worker -mode hold    takes all locks, keeps them, and writes to stores when a line comes in
 //	worker -mode contend takes the locks in turn with others
+//	worker -mode guard   claims a key of package dedup, and finishes the work when a line comes in
 package main
 
 import (
@@ -22,9 +23,6 @@ import (
 	"github.com/go-zklock/zklock/integration/internal/report"
 )
 
-// patience bounds every wait that should end long before.
-const patience = 3 * time.Minute
-
 type worker struct {
 	client     *zklock.Client
 	paths      []string
@@ -39,7 +37,7 @@ type worker struct {
 
 func main() {
 	w := &worker{out: report.NewWriter(os.Stdout), in: bufio.NewScanner(os.Stdin)}
-	mode := flag.String("mode", "", "hold or contend")
+	mode := flag.String("mode", "", "hold, contend or guard")
 	servers := flag.String("servers", "", "connect string")
 	paths := flag.String("paths", "", "lock paths, separated by commas")
 	timeout := flag.Duration("timeout", 0, "session timeout")
@@ -49,12 +47,13 @@ func main() {
 	flag.IntVar(&w.goroutines, "goroutines", 1, "contend: how many take locks")
 	flag.IntVar(&w.grants, "grants", 1, "contend: how many acquisitions to make")
 	flag.DurationVar(&w.hold, "hold", 0, "contend: how long a lock is held at most")
+	patience := flag.Duration("patience", 3*time.Minute, "bound of every wait that should end long before")
 	flag.Parse()
 	w.paths = strings.Split(*paths, ",")
 
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), *patience)
 	defer cancel()
-	run := map[string]func(context.Context) error{"hold": w.holdAll, "contend": w.contend}[*mode]
+	run := map[string]func(context.Context) error{"hold": w.holdAll, "contend": w.contend, "guard": w.guard}[*mode]
 	if run == nil {
 		w.fail(fmt.Errorf("unknown mode %q", *mode))
 	}
