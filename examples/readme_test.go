@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/go-zklock/zklock"
+	"github.com/go-zklock/zklock/dedup"
 	"github.com/go-zklock/zklock/zktest"
 )
 
@@ -25,6 +26,20 @@ func read(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	return string(text)
+}
+
+// docs returns the texts for people, with their paths from the repository's root.
+func docs(t *testing.T) []string {
+	t.Helper()
+	all := []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md"}
+	more, err := filepath.Glob("../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range more {
+		all = append(all, "docs/"+filepath.Base(name))
+	}
+	return all
 }
 
 // fences returns the code blocks of a language.
@@ -45,12 +60,13 @@ func unindented(text string) string {
 	return b.String() + "\n"
 }
 
-// Code in the README compiles and is tested, because it is an excerpt of the examples.
+// Code in the README and in the pages about other libraries is an excerpt of the examples. Those in Go compile and
+// are tested; migrate's test looks at the others.
 func TestReadmeCode(t *testing.T) {
 	var sources []string
 	here := os.DirFS(".")
 	err := fs.WalkDir(here, ".", func(path string, _ fs.DirEntry, err error) error {
-		if err != nil || filepath.Ext(path) != ".go" {
+		if err != nil || !slices.Contains([]string{".go", ".java", ".py"}, filepath.Ext(path)) {
 			return err
 		}
 		text, err := fs.ReadFile(here, path)
@@ -60,15 +76,19 @@ func TestReadmeCode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	readme := read(t, "README.md")
-	blocks := slices.Concat(fences(readme, "go"), fences(readme, "sql"))
-	if len(blocks) < 5 {
-		t.Errorf("only %d blocks of code found", len(blocks))
-	}
-	for _, block := range blocks {
-		// The alignment of a trailing comment depends on the lines around it.
-		if !slices.ContainsFunc(sources, func(s string) bool { return strings.Contains(s, unindented(block)) }) {
-			t.Errorf("no example has this block of the README:\n%s", block)
+	for doc, least := range map[string]int{
+		"README.md": 5, "docs/from-curator.md": 2, "docs/from-kazoo.md": 2, "docs/from-go-zookeeper-lock.md": 2,
+	} {
+		text := read(t, doc)
+		blocks := slices.Concat(fences(text, "go"), fences(text, "sql"), fences(text, "java"), fences(text, "python"))
+		if len(blocks) < least {
+			t.Errorf("%s: only %d blocks of code found", doc, len(blocks))
+		}
+		for _, block := range blocks {
+			// The alignment of a trailing comment depends on the lines around it.
+			if !slices.ContainsFunc(sources, func(s string) bool { return strings.Contains(s, unindented(block)) }) {
+				t.Errorf("no example has this block of %s:\n%s", doc, block)
+			}
 		}
 	}
 }
@@ -97,6 +117,13 @@ func TestReadmeMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	guard, err := dedup.New(client, dedup.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if err := client.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -106,9 +133,11 @@ func TestReadmeMetrics(t *testing.T) {
 			t.Errorf("the README lacks the metric %s", name)
 		}
 	}
-	for _, name := range regexp.MustCompile(`\bzk(?:lock)?_[a-z_]+`).FindAllString(readme, -1) {
-		if name = strings.TrimSuffix(name, "_bucket"); !slices.Contains(reg.all, name) {
-			t.Errorf("there is no metric %s", name)
+	for _, doc := range docs(t) {
+		for _, name := range regexp.MustCompile(`\b(?:zk(?:lock)?|dedup)_[a-z_]+`).FindAllString(read(t, doc), -1) {
+			if name = regexp.MustCompile(`_(bucket|count)$`).ReplaceAllString(name, ""); !slices.Contains(reg.all, name) {
+				t.Errorf("%s: there is no metric %s", doc, name)
+			}
 		}
 	}
 	if len(reg.all) < 15 {
@@ -135,7 +164,7 @@ func (n *names) Unregister(prometheus.Collector) bool { return false }
 // Every make target, program and file that a text names is there.
 func TestDocsPointToThings(t *testing.T) {
 	makefile := read(t, "Makefile")
-	for _, doc := range []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md"} {
+	for _, doc := range docs(t) {
 		text := read(t, doc)
 		for _, m := range regexp.MustCompile("`make ([a-z-]+)").FindAllStringSubmatch(text, -1) {
 			if !strings.Contains(makefile, "\n"+m[1]+":") {
@@ -148,16 +177,18 @@ func TestDocsPointToThings(t *testing.T) {
 			}
 		}
 		for _, m := range regexp.MustCompile(`\]\(([^)]+)\)`).FindAllStringSubmatch(text, -1) {
-			switch target := m[1]; {
-			case strings.HasPrefix(target, "https://"):
-			case strings.HasPrefix(target, "#"):
-				if !slices.Contains(anchors(text), target) {
-					t.Errorf("%s: no heading for %s", doc, target)
-				}
-			default:
-				if _, err := os.Stat(filepath.Join("..", target)); err != nil {
-					t.Errorf("%s: %v", doc, err)
-				}
+			target, anchor, _ := strings.Cut(m[1], "#")
+			if strings.HasPrefix(target, "https://") {
+				continue
+			}
+			file := doc
+			if target != "" {
+				file = filepath.Join(filepath.Dir(doc), target)
+			}
+			if _, err := os.Stat(filepath.Join("..", file)); err != nil {
+				t.Errorf("%s: %v", doc, err)
+			} else if anchor != "" && !slices.Contains(anchors(read(t, file)), "#"+anchor) {
+				t.Errorf("%s: no heading for %s", doc, m[1])
 			}
 		}
 	}
