@@ -1,11 +1,11 @@
 # make          shows the targets
-# make test     is what has to pass; it needs Go and Docker
+# make test     is what has to pass; it needs Go, Docker and PostgreSQL
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 
 # Every module of this repository.
-MODULES := $(dir $(wildcard go.mod */go.mod))
+MODULES := $(dir $(wildcard go.mod */go.mod */*/go.mod))
 
 # The linter is compiled from the Go module proxy, once a version.
 LINT_VERSION := v2.15.0
@@ -13,6 +13,8 @@ LINT := $(CURDIR)/bin/golangci-lint-$(LINT_VERSION)
 
 # How often integration tests repeat what they sample.
 REPEAT ?= 1
+# Where the integration tests write their figures.
+REPORT ?= $(CURDIR)/dist/integration
 # How long each fuzz target runs.
 FUZZTIME ?= 10s
 
@@ -26,16 +28,43 @@ demo: ## Three workers share payment events; one is killed, one suspended. Needs
 	go run ./examples/demo
 
 .PHONY: test
-test: test-unit integration ## All tests, those with containers included; a skipped test fails
+test: test-unit test-charges test-deploy integration ## All tests, those with containers included; a skipped test fails
 
 .PHONY: test-unit
-test-unit: ## Tests of the root module, with the race detector; no containers
+test-unit: ## Tests of the root module, with the race detector; no containers. As root it installs zsh and fish
+	.ci/shells
 	.ci/gotest $$(.ci/race) -timeout 10m ./...
+	: with the detector on, these do half of it or less
+	.ci/gotest -run '^(TestSimulation|TestThousandsOfHandOversLoseNoWakeUp|TestParentReapedBeforeTheCreateIsMadeAgain|TestLongQueue)$$' -timeout 10m .
+
+.PHONY: test-charges
+test-charges: ## Tests of examples/charges with real processes. Needs PostgreSQL, which it installs as root
+	.ci/gotest -C examples/charges $$(.ci/race) -count 1 -timeout 5m ./...
+
+.PHONY: test-deploy
+test-deploy: ## Alerts, dashboard and examples of deploy/, on a real Prometheus; fetches Debian's where there is none
+	tools=$$(.ci/deploy-tools); PATH="$$tools:$$PATH" .ci/gotest -C deploy -count 1 -timeout 5m ./...
 
 .PHONY: integration
 integration: ## Tests on real ZooKeeper servers; REPEAT=n samples n times. Needs Docker
 	.ci/docker
-	REPEAT=$(REPEAT) .ci/gotest -C integration -p 1 -count 1 -timeout $(if $(filter 1,$(REPEAT)),25m,0) ./...
+	rm -rf $(REPORT)
+	@code=0; export REPEAT=$(REPEAT) ZKLOCK_REPORT=$(REPORT) limit=$(if $(filter 1,$(REPEAT)),25m,0); \
+	: conformance alone, since its cases are about single ticks; \
+	.ci/gotest -C integration -count 1 -timeout $$limit ./conformance || code=1; \
+	.ci/gotest -C integration -p 2 -count 1 -timeout $$limit $$(go list -C integration ./... | grep -v /conformance$$) || code=1; \
+	exit $$code
+
+.PHONY: torture
+torture: ## Break servers, clients and lines under worker processes for MINUTES=n (20). Needs Docker
+	.ci/docker
+	ZKLOCK_REPORT=$(REPORT) .ci/gotest -C integration -count 1 -timeout 0 ./torture -minutes $(or $(MINUTES),20)
+
+.PHONY: comparison
+comparison: ## Run the four libraries' locks under all faults, for docs/comparison.md. Needs Docker
+	.ci/docker
+	ZKLOCK_REPORT=$(REPORT) .ci/gotest -C integration -count 1 -timeout 20m ./peers -run 'Libraries|Odd|Control' -everything
+	@echo; cat $(REPORT)/comparison.md
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (10s)
@@ -50,9 +79,28 @@ conformance-record: ## Write the answers of real servers into the conformance ca
 	.ci/docker
 	go test -C integration -count 1 ./conformance -record
 
+.PHONY: bench
+bench: ## Measure zklock beside Curator, kazoo and go-zookeeper; writes bench/RESULTS.md. Needs Docker
+	.ci/docker
+	cd bench && go run . -command "make bench"
+
+.PHONY: bench-short
+bench-short: ## One short round of what bench measures; fails if a figure is missing. Needs Docker
+	.ci/docker
+	dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; cd bench && go test -count 1 ./... && go run . -short -out "$$dir"
+
+.PHONY: bench-micro
+bench-micro: ## Micro-benchmarks of the packages, with their allocations
+	go test -run '^$$' -bench . -benchmem . ./dedup/... ./internal/wire
+
 .PHONY: soak
-soak: ## Simulate 100,000 grants and 10,000 faults; FIRST=n starts at another seed
-	go test -run '^TestSimulation$$' -count 1 -v -soak -first $(or $(FIRST),0) -timeout 35m .
+soak: ## Simulate the lock (100,000 grants, 10,000 faults) and dedup (2,000 seeds); FIRST=n starts at another seed
+	: the package comes first, or go test takes it for an argument of the test
+	go test . -run '^TestSimulation(Sequence)?$$' -count 1 -v -timeout 90m -soak -first $(or $(FIRST),0)
+	go test ./dedup -run '^TestSimulation$$' -count 1 -v -timeout 60m -soak -first $(or $(FIRST),0)
+	: the controls: a simulation that finds nothing without a safeguard has shown nothing
+	go test . ./dedup -run '^TestSimulationFinds' -count 1
+	.ci/safeguards simulation-control
 
 .PHONY: safeguards
 safeguards: ## Take each safeguard out of a copy and see its test fail
