@@ -84,27 +84,36 @@ func (g *group) kill() error {
 }
 
 // end ends whatever is left, and returns when it is gone, with the watcher's status. It is
-// for a watcher that has ended or does not answer.
+// for a watcher that has ended or does not answer. It reaps what is the group's and nothing
+// else: a process may have other children.
 func (g *group) end() (watcher unix.WaitStatus) {
 	_ = syscall.Kill(g.watcher, syscall.SIGKILL)
 	for reaped := false; ; {
 		g.signal(syscall.SIGKILL)
-		for {
-			var status unix.WaitStatus
-			pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
-			if pid == g.watcher {
-				watcher, reaped = status, true
-			}
-			reaped = reaped || errors.Is(err, syscall.ECHILD)
-			if pid <= 0 && !errors.Is(err, syscall.EINTR) {
-				break
-			}
+		if !reaped {
+			pid, err := unix.Wait4(g.watcher, &watcher, unix.WNOHANG, nil)
+			reaped = pid == g.watcher || errors.Is(err, syscall.ECHILD)
 		}
-		if reaped && (g.id == 0 || errors.Is(syscall.Kill(-g.id, 0), syscall.ESRCH)) {
+		if reaped && g.gone() {
 			return watcher
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
+}
+
+// gone says whether nobody of the group is left, dead ones that came to us with the watcher's
+// end included.
+func (g *group) gone() bool {
+	if g.id == 0 {
+		return true
+	}
+	for {
+		pid, err := unix.Wait4(-g.id, nil, unix.WNOHANG, nil)
+		if pid <= 0 && !errors.Is(err, syscall.EINTR) {
+			break
+		}
+	}
+	return errors.Is(syscall.Kill(-g.id, 0), syscall.ESRCH)
 }
 
 // reap takes the exit status of a watcher that has said that the group is gone.

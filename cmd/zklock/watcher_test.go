@@ -345,6 +345,30 @@ func TestWatcherRemovesTheDirectoryAfterZklock(t *testing.T) {
 	}
 }
 
+// What is ended without the watcher is reaped, and other children of the process are left
+// to those who wait for them.
+func TestEndReapsOnlyTheGroup(t *testing.T) {
+	t.Parallel()
+	other := exec.Command("sh", "-c", "exit 7")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the other child has ended", func() bool { return state(other.Process.Pid) == 0 })
+	s := newScript(t)
+	w := newWatched(t, s.argv())
+	w.says(sayRun, boottime.Reading()+time.Hour)
+	s.running(t)
+	if status := w.end(); status.Signal() != syscall.SIGKILL {
+		t.Errorf("the watcher's status is %#x", status)
+	}
+	if err := syscall.Kill(-w.id, 0); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("somebody of the group is left: %v", err)
+	}
+	if err := other.Wait(); other.ProcessState.ExitCode() != 7 {
+		t.Errorf("another child's status is lost: %v", err)
+	}
+}
+
 // Processes that the command has left keep the lock, but not one that is lost.
 func TestRunDoesNotSayThatALostLockIsHeld(t *testing.T) {
 	t.Parallel()
