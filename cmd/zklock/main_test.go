@@ -33,11 +33,24 @@ func TestMain(m *testing.M) {
 		_ = os.Unsetenv(name)
 	}
 	_ = os.Setenv("HOME", os.DevNull) // nobody's settings
-	// Under nohup the signal is ignored, by what is started too. What is caught is not.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	heedSignals()
 	// The race detector lets a program that ends wait for a second.
 	_ = os.Setenv("GORACE", "atexit_sleep_ms=0")
 	os.Exit(m.Run())
+}
+
+// heedSignals has the programs that tests start take signals as a shell's do. What the tests were
+// started with ignored (SIGHUP by nohup, SIGINT and SIGQUIT by a script in the background) those
+// would ignore as well, and zklock would leave it at that. What is caught is not inherited.
+func heedSignals() {
+	for _, s := range []os.Signal{
+		syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGPIPE, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2,
+		syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGCONT, syscall.SIGWINCH,
+	} {
+		if ignored(s) {
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
+	}
 }
 
 // patience bounds each wait for an event.
