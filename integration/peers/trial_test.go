@@ -191,6 +191,9 @@ func (tr *trial) String() string {
 	if tr.stopped {
 		return fmt.Sprintf("rival %s; told %s after it went on", sec(tr.taken), sec(tr.told()-time.Duration(tr.ended-tr.begun)))
 	}
+	if tr.told() == 0 && tr.taken == 0 {
+		return "told nothing; keeps its lock"
+	}
 	if tr.taken == 0 && tr.lost == 0 {
 		return fmt.Sprintf("told to pause %s, to go on %s; keeps its lock", sec(tr.paused), sec(tr.resumed))
 	}
