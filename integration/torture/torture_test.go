@@ -29,13 +29,12 @@ const (
 	turn = time.Second
 	// rest is how long everything is left in peace between two faults.
 	rest = 500 * time.Millisecond
-	// grantsPerFault are wanted during each kind of fault in enoughMinutes, and fewer in proportion in less.
+	// grantsPerFault are wanted during each kind of fault. A run too short for them goes on.
 	grantsPerFault = 50
-	enoughMinutes  = 20
 	// longestFault bounds a fault. Most are longer than the workers' session timeouts.
 	longestFault = 8 * time.Second
-	// extraRounds are made for kinds of fault that have had too few grants.
-	extraRounds = 3
+	// extraRounds bounds how often it does, for the kinds that have had too few.
+	extraRounds = 8
 )
 
 // timeouts are those of the workers, in turn.
@@ -94,8 +93,7 @@ func TestTorture(t *testing.T) {
 	}
 
 	begun := time.Now()
-	need := int(min(grantsPerFault, max(1, grantsPerFault**minutes/enoughMinutes)))
-	left := r.torment(t, time.Duration(*minutes*float64(time.Minute)), need)
+	left := r.torment(t, time.Duration(*minutes*float64(time.Minute)))
 	t.Logf("faults for %v", time.Since(begun).Round(time.Second))
 
 	r.finish(t)
@@ -108,7 +106,7 @@ func TestTorture(t *testing.T) {
 	s.judge(t, o)
 	version, err := cluster.Server(0).Version(bounded(t))
 	must(t, "version", err)
-	s.count(t, o, version, left, need)
+	s.count(t, o, version, left)
 	verdict := "clean"
 	if t.Failed() {
 		verdict = "NOT clean"
@@ -121,7 +119,7 @@ func TestTorture(t *testing.T) {
 
 // torment makes faults for a while, each kind as often as any other, and then more of those that have had too few
 // grants. It returns the kinds that can be made here.
-func (r *run) torment(t *testing.T, long time.Duration, need int) []kind {
+func (r *run) torment(t *testing.T, long time.Duration) []kind {
 	t.Helper()
 	possible := slices.Clone(kinds)
 	end := time.Now().Add(long)
@@ -140,7 +138,7 @@ func (r *run) torment(t *testing.T, long time.Duration, need int) []kind {
 	for range extraRounds {
 		s := tell(r.history.soFar())
 		for _, k := range possible {
-			if s.duringAll(k.name) < need {
+			if s.duringAll(k.name) < grantsPerFault {
 				r.make(t, k, longestFault)
 			}
 		}

@@ -207,7 +207,7 @@ func (s *story) duringAll(name string) (n int) {
 }
 
 // count prints what happened during each kind of fault, notes the figures, and wants enough of it.
-func (s *story) count(t *testing.T, o *observer, version string, left []kind, need int) {
+func (s *story) count(t *testing.T, o *observer, version string, left []kind) {
 	t.Helper()
 	type tally struct {
 		times, grants int
@@ -256,8 +256,8 @@ func (s *story) count(t *testing.T, o *observer, version string, left []kind, ne
 		figures.Record(t, name, version, figures.Lead, tl.leads...)
 		figures.Record(t, name, version, figures.HandOver, tl.hand...)
 		figures.Record(t, name, version, figures.Recovery, s.recover[name]...)
-		if tl.grants < need {
-			t.Errorf("only %d grants during the fault %q, want %d: it shows too little", tl.grants, name, need)
+		if tl.grants < grantsPerFault {
+			t.Errorf("only %d grants during the fault %q, want %d: it shows too little", tl.grants, name, grantsPerFault)
 		}
 	}
 }
