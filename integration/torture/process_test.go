@@ -156,11 +156,15 @@ func (l *lockedBuffer) Write(p []byte) (int, error) {
 	return l.b.Write(p)
 }
 
-// tail is the end of what was written.
+// tail is the end of what was written, behind what the race detector has found.
 func (l *lockedBuffer) tail() string {
 	const most = 4 << 10
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	b := l.b.Bytes()
-	return string(b[max(0, len(b)-most):])
+	end := b[max(0, len(b)-most):]
+	if i := bytes.Index(b, []byte("WARNING: DATA RACE")); i >= 0 && i < len(b)-most {
+		return string(b[i:min(len(b), i+2*most)]) + "\n…\n" + string(end)
+	}
+	return string(end)
 }

@@ -222,7 +222,9 @@ func (r *run) finish(t *testing.T) {
 		_, err := w.awaitLine(bounded(t), report.Closed)
 		must(t, "end of a worker", err)
 		<-w.ended
-		must(t, w.name, w.err)
+		if w.err != nil {
+			t.Fatalf("%s: %v\n%s", w.name, w.err, w.log.tail())
+		}
 	}
 }
 
