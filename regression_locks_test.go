@@ -138,3 +138,59 @@ func TestLocksGoOnWhileTheConnectionIsCut(t *testing.T) {
 		t.Errorf("Close: %v", err)
 	}
 }
+
+// A client that waits on watches reconnects again and again, and proves its session at once.
+// The race detector looks on: the answer to that proof must not meet the library while it
+// asks for the watches again, which it did once in some tens of rounds. Every waiter is woken
+// in the end.
+func TestProofsDoNotOutrunTheWatches(t *testing.T) {
+	e := zktest.NewEnsemble(t, 3)
+	connect := func() *Client {
+		c, err := Connect(t.Context(), Config{Servers: e.Addrs(), Dial: e.Dial})
+		must(t, err)
+		t.Cleanup(func() { must(t, c.Close()) })
+		return c
+	}
+	holder, waiter := connect(), connect()
+	back := make(chan struct{}, 1)
+	defer waiter.OnStateChange(func(s StateChange) {
+		if s.State == Reconnected {
+			back <- struct{}{}
+		}
+	})()
+	var held []*Lease
+	var waits sync.WaitGroup
+	for i := range 4 {
+		m, err := NewInterProcessMutex(holder, fmt.Sprintf("/k%d", i))
+		must(t, err)
+		l, err := m.Acquire(t.Context())
+		must(t, err)
+		held = append(held, l)
+		m, err = NewInterProcessMutex(waiter, m.Path())
+		must(t, err)
+		waits.Go(func() {
+			l, err := m.Acquire(t.Context())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := l.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for range 15 {
+		for _, s := range e.Servers() {
+			s.CutConnections()
+		}
+		select {
+		case <-back:
+		case <-time.After(20 * time.Second):
+			t.Fatal("the waiter does not come back")
+		}
+	}
+	for _, l := range held {
+		must(t, l.Release(t.Context()))
+	}
+	waits.Wait()
+}

@@ -311,3 +311,55 @@ func TestNoLimitAfterTheHandshake(t *testing.T) {
 		_ = c.Close()
 	})
 }
+
+// The library asks for its watches as of the newest zxid that it has read, and an answer can
+// outrun that: what happened between the last connection and the answer would wake nobody.
+func TestZxidsAreHiddenUntilTheWatchesAreAskedFor(t *testing.T) {
+	watches := requestFrame(9, opSetWatches, i64(7), i32(0), i32(0), i32(0))
+	hidden := func(b *bench, xid int32) bool {
+		b.t.Helper()
+		b.send(requestFrame(xid, opGetData, str("/a"), []byte{0}))
+		b.raw.push(replyFrame(xid, 0x2a, 0, []byte("data")))
+		got, err := b.read()
+		if want := replyFrame(xid, 0, 0, []byte("data")); err == nil && bytes.Equal(got, want) {
+			return true
+		}
+		if err != nil || !bytes.Equal(got, replyFrame(xid, 0x2a, 0, []byte("data"))) {
+			b.t.Fatalf("the library reads %x, %v", got, err)
+		}
+		return false
+	}
+	connected := func(session int64) *bench {
+		b := newBench(t)
+		b.send(frame(cat(i32(0), i64(7), i32(12000), i64(session), str("0123456789abcdef"))))
+		b.answer(connectResponse(0x17, 12000))
+		b.events()
+		return b
+	}
+	b := connected(0x17)
+	if !hidden(b, 1) || !hidden(b, 2) {
+		t.Error("the library is told the zxid before it has asked for its watches")
+	}
+	b.send(requestFrame(3, opCreate, str("/a"), i32(0)))
+	b.raw.push(replyFrame(3, 0x2b, 0, str("/a")))
+	if _, err := b.read(); err != nil {
+		t.Fatal(err)
+	}
+	if ev := b.events(); !strings.Contains(ev, "created /a 0x2b") {
+		t.Errorf("the zxid of a create is lost: %s", ev)
+	}
+	b.send(watches)
+	if hidden(b, 4) {
+		t.Error("the zxid is hidden although the watches have been asked for")
+	}
+	b = connected(0x17)
+	if b.at(0.9); !hidden(b, 1) {
+		t.Error("the zxid is told within a second")
+	}
+	if b.at(1); hidden(b, 2) {
+		t.Error("the zxid is hidden from a library without watches after a second")
+	}
+	if b = connected(0); hidden(b, 1) {
+		t.Error("the zxid is hidden on a new session, which has no watches")
+	}
+}

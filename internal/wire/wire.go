@@ -45,6 +45,7 @@ const (
 	opCreateContainer = 19
 	opCreateTTL       = 21
 	opSetAuth         = 100
+	opSetWatches      = 101
 	opClose           = -11
 
 	flagContainer = 4
@@ -69,6 +70,9 @@ const (
 	MaxReplyFrame = 256 << 20
 	// minOversize is larger than every error code of a server is below zero.
 	minOversize = 1 << 10
+	// watchesWithin is how long the library may take on a resumed session to ask for its
+	// watches again. It does so at once, unless it has none or the process stands still.
+	watchesWithin = time.Second
 	// maxTouches is how finely touches are kept: one per T/maxTouches.
 	maxTouches = 200
 )
@@ -184,6 +188,8 @@ type Conn struct {
 	led       []touch     // answered by the leader less than delay/100 ago, oldest first
 	ledSent   time.Time   // sent time of the newest answer of the leader older than that
 	closeDone bool        // the server acknowledged closeSession
+	resumed   bool        // the connect request asked for a session that exists
+	rewatched bool        // the library has asked for its watches again
 	killed    error
 
 	downOnce sync.Once
@@ -303,6 +309,8 @@ func (c *Conn) record(p []byte, now time.Time) (first bool, sent []string) {
 	defer c.mu.Unlock()
 	if c.connect.sent.IsZero() {
 		c.connect.sent = now
+		// Behind the length, the version, a zxid and a timeout stands the session.
+		c.resumed = len(p) >= 28 && binary.BigEndian.Uint64(p[20:]) != 0
 		return true, nil
 	}
 	for len(p) >= 12 {
@@ -332,6 +340,8 @@ func (c *Conn) record(p []byte, now time.Time) (first bool, sent []string) {
 			if p, ok := readString(body[8:]); ok {
 				sent = append(sent, p)
 			}
+		case opSetWatches:
+			c.rewatched = true
 		case opMulti:
 			var deletes []string
 			r.paths, deletes, r.container = multiPaths(body[8:])
@@ -529,7 +539,8 @@ func (c *Conn) readFrame(limit int) ([]byte, error) {
 	return f, nil
 }
 
-// reply notes what a reply says. It returns the request if that was carried out.
+// reply notes what a reply says, and hides its zxid from the library while that may not
+// know it. It returns the request if that was carried out.
 func (c *Conn) reply(body []byte) (request, error) {
 	if len(body) < 16 {
 		return request{}, fmt.Errorf("a reply of %d bytes from %s: shorter than its header", len(body), c.address)
@@ -562,6 +573,12 @@ func (c *Conn) reply(body []byte) (request, error) {
 	delete(c.pending, xid)
 	if known && r.op == opClose {
 		c.closeDone = true
+	}
+	if c.resumed && !c.rewatched && now.Sub(c.connect.answered) < watchesWithin {
+		// The library asks for its watches as of the newest zxid it was told of, on a
+		// goroutine that an answer to a request of ours can outrun: then it would miss what
+		// has happened meanwhile, and race with itself. A zxid of 0 it passes over.
+		clear(body[4:12])
 	}
 	c.mu.Unlock()
 	if !known {
