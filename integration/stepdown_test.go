@@ -78,7 +78,8 @@ func watchSample(ctx context.Context, s *sample, observer *zk.Conn) error {
 	})
 	wg.Wait()
 	if s.gone.IsZero() || s.canceled.IsZero() {
-		return fmt.Errorf("T = %v: context ended: %v, node gone: %v; the observer's last error: %v", s.timeout, !s.canceled.IsZero(), !s.gone.IsZero(), unread)
+		missed := fmt.Errorf("T = %v: context ended: %v, node gone: %v", s.timeout, !s.canceled.IsZero(), !s.gone.IsZero())
+		return errors.Join(missed, unread)
 	}
 	return nil
 }
