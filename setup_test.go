@@ -1,19 +1,18 @@
 package zklock
 
 import (
-	"bytes"
 	"context"
 	"flag"
 	"fmt"
 	"log/slog"
 	"os"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/go-zklock/zklock/internal/testlog"
 	"github.com/go-zklock/zklock/zktest"
 )
 
@@ -95,22 +94,7 @@ func (b *bundle) nodes(path string) []string {
 }
 
 // logBuffer keeps a log for a test to look at.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
+type logBuffer = testlog.Buffer
 
 // result is what a call on another goroutine returned.
 type result struct {

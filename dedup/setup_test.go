@@ -1,12 +1,10 @@
 package dedup_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
 	"maps"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -17,6 +15,7 @@ import (
 	"github.com/go-zklock/zklock"
 	"github.com/go-zklock/zklock/dedup"
 	"github.com/go-zklock/zklock/dedup/driver"
+	"github.com/go-zklock/zklock/internal/testlog"
 	"github.com/go-zklock/zklock/zktest"
 )
 
@@ -159,19 +158,4 @@ func requests(c zktest.Counts) string {
 }
 
 // logBuffer is a log that tests look into.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
+type logBuffer = testlog.Buffer

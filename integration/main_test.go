@@ -2,7 +2,6 @@
 package integration
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -16,6 +15,7 @@ import (
 	"github.com/go-zklock/zklock"
 	"github.com/go-zklock/zklock/integration/internal/figures"
 	"github.com/go-zklock/zklock/integration/zkcluster"
+	"github.com/go-zklock/zklock/internal/testlog"
 )
 
 func TestMain(m *testing.M) {
@@ -127,22 +127,7 @@ type silent struct{}
 
 func (silent) Printf(string, ...any) {}
 
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
+type logBuffer = testlog.Buffer
 
 // uniquePath is a lock path that no other test uses.
 func uniquePath(_ testing.TB) string {

@@ -11,11 +11,11 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/go-zklock/zklock/internal/testlog"
 	"github.com/go-zklock/zklock/zktest"
 )
 
@@ -67,22 +67,7 @@ func server(t *testing.T, tick time.Duration, opts ...zktest.Option) *zktest.Ser
 }
 
 // buffer takes what a process writes.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
+type buffer = testlog.Buffer
 
 // process is a running zklock.
 type process struct {

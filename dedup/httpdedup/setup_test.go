@@ -1,7 +1,6 @@
 package httpdedup_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -19,6 +18,7 @@ import (
 	"github.com/go-zklock/zklock"
 	"github.com/go-zklock/zklock/dedup"
 	"github.com/go-zklock/zklock/dedup/httpdedup"
+	"github.com/go-zklock/zklock/internal/testlog"
 	"github.com/go-zklock/zklock/zktest"
 )
 
@@ -176,22 +176,7 @@ func mustNotRun(t *testing.T) http.HandlerFunc {
 	return func(http.ResponseWriter, *http.Request) { t.Error("the handler ran") }
 }
 
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
+type logBuffer = testlog.Buffer
 
 // callers is ByAuthorization, with one principal for all who have none.
 func callers(r *http.Request) (string, error) {
