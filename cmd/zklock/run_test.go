@@ -322,15 +322,11 @@ func TestRunOnLostTerm(t *testing.T) {
 			s := newScript(t)
 			p := zklockOn(t, srv, runArgs([]string{"--key", "k", "--on-lost", "term", "--grace", tc.grace}, s.argv()...)...)
 			s.running(t)
-			if tc.obeys {
-				go func() {
-					for !s.asked() {
-						time.Sleep(5 * time.Millisecond)
-					}
-					s.end(t)
-				}()
-			}
 			srv.Expire(srv.Sessions()[0].ID)
+			if tc.obeys {
+				eventually(t, "it is asked to end", s.asked)
+				s.end(t)
+			}
 			p.exits(t, 76, "asked to end (SIGTERM)")
 			s.gone(t)
 			if !s.asked() {
